@@ -1,0 +1,99 @@
+"""The executor's contract: all that an engine, a trainer or a test may rely on.
+
+An executor obtains the workers of one group, sends each call to all of them, takes the
+output rank's reply, sees every rank's error, and watches over their lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from aexec.errors import AexecError, WorkerDied
+from aexec.messages.batch import GrammarOutput
+from aexec.messages.lifecycle import GroupRestarted, HealthReport, RankInfo, SlowCall, WorkerStarted
+from aexec.messages.step import ExecuteModel, ForwardLaunched, StepId, StepResult
+
+__all__ = ("Executor", "ExecutorEvent", "FailureCallback")
+
+ExecutorEvent = WorkerStarted | WorkerDied | GroupRestarted | SlowCall
+FailureCallback = Callable[[AexecError], Awaitable[None] | None]
+
+
+class Executor(Protocol):
+    """A running worker group.
+
+    Every call ends once, in a result or in one named error: ``CallTimeout``,
+    ``WorkerDied``, ``RemoteError``, ``StepStateError``, ``ExecutorUnavailable`` or
+    ``ExecutorClosed``.
+    """
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def output_rank(self) -> int:
+        """The rank whose reply is the step's result."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Counts the worker groups of this executor, from 1."""
+        ...
+
+    @property
+    def ranks(self) -> Sequence[RankInfo]:
+        """Pid, node, phase and state of each rank, in rank order."""
+        ...
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call a worker method by name, or a callable that takes the worker, on many ranks.
+
+        Args:
+            method: Name of a method of the worker class, or a callable.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            timeout: One limit in seconds for the whole call; None takes ``rpc_timeout``.
+            ranks: Which ranks, None for all.
+
+        Returns:
+            The replies in rank order.
+        """
+        ...
+
+    async def execute_model(self, step: ExecuteModel) -> ForwardLaunched | StepResult:
+        """Launch the forward pass of a step on all ranks; see ``messages.step``."""
+        ...
+
+    async def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None = None) -> StepResult:
+        """Sample a launched step; the result is the output rank's."""
+        ...
+
+    async def check_health(self, timeout: float = 1.0) -> HealthReport:
+        """Ask the liveness lane of each rank; never raises for a rank that is unwell."""
+        ...
+
+    def events(self) -> AsyncIterator[ExecutorEvent]:
+        """What happens to the group from now on."""
+        ...
+
+    def add_failure_callback(self, callback: FailureCallback) -> None:
+        """Call this, plain or async, once the executor has failed for good, or at once if it has."""
+        ...
+
+    def dump(self) -> str:
+        """Pending calls and their ages, ranks, queue fill, and the workers' stacks."""
+        ...
+
+    async def close(self) -> None:
+        """End all workers within the budget; may be called twice, and from any task."""
+        ...

@@ -1,0 +1,152 @@
+"""What a caller asks of the engine, and what comes back: sampling, token chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from aexec.errors import InvalidRequest
+
+__all__ = ("FinishReason", "SamplingParams", "TokenChunk", "TokenLogprobs")
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are chosen.
+
+    Temperature, top-k, top-p, min-p and the penalties mean what they mean in vLLM and in
+    ``transformers``. With a ``seed`` a token depends on (seed, position) and the logits
+    only, so it is the same alone, in any batch, after a preemption and on any executor.
+
+    Attributes:
+        max_tokens: New tokens at most; None: up to the context length.
+        min_tokens: Stop tokens are not allowed before so many new tokens.
+        temperature: 0 is greedy.
+        top_k: Keep the k likeliest tokens; 0 or -1 keeps all.
+        top_p: Keep the smallest set with this probability, in (0, 1].
+        min_p: Drop tokens below this share of the likeliest one's probability, in [0, 1].
+        repetition_penalty: Over prompt and output, > 0; 1 is none.
+        presence_penalty: Taken once from each token of the output, in [-2, 2].
+        frequency_penalty: Taken per occurrence in the output, in [-2, 2].
+        logit_bias: Added to the logits, by token id, each in [-100, 100].
+        seed: Any int of 64 bits; None draws one.
+        stop: Texts that end the request; not part of its text.
+        stop_token_ids: Token ids that end it, besides the model's own end tokens.
+        ignore_eos: Go on past the model's own end tokens.
+        logprobs: Log-probabilities of the chosen token and of so many likeliest ones.
+        prompt_logprobs: The same for the prompt's tokens.
+        skip_special_tokens: Leave special tokens out of the text.
+
+    Raises:
+        InvalidRequest: A value is out of range; it names the value and the range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for name, (low, high, open_low) in _RANGES.items():
+            _check_range(name, getattr(self, name), low, high, open_low=open_low)
+        for name, low in _COUNTS.items():
+            _check_count(name, getattr(self, name), low)
+        for token, bias in self.logit_bias.items():
+            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest(f"seed is {self.seed}: expected a signed integer of 64 bits")
+        if any(not text for text in self.stop):
+            raise InvalidRequest("stop holds an empty text, which would end every request at once: leave it out")
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the likeliest token is taken."""
+        return self.temperature == 0.0
+
+
+# name: (least, most, least itself is refused)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, math.inf, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "repetition_penalty": (0.0, math.inf, True),
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+}
+# name: least
+_COUNTS: dict[str, int] = {"max_tokens": 1, "min_tokens": 0, "top_k": -1, "logprobs": 0, "prompt_logprobs": 0}
+
+
+def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not (math.isfinite(value) and inside):
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(f"{name} is {value}: expected a finite number in {bracket}{low:g}, {high:g}]")
+
+
+def _check_count(name: str, value: int | None, low: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+        raise InvalidRequest(f"{name} is {value!r}: expected an integer of at least {low}")
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities at one position, natural logarithm, of the model's own distribution.
+
+    Attributes:
+        token_id: The chosen (or the prompt's) token.
+        logprob: Its log-probability.
+        rank: How many tokens were likelier, plus one.
+        top: The likeliest tokens, best first: token id to log-probability.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: dict[int, float]
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new in one request's stream.
+
+    Attributes:
+        request_id: Whose.
+        text: New text; may be empty while a character or a stop text is incomplete.
+        token_ids: New tokens.
+        logprobs: One entry per new token when they were asked for.
+        prompt_logprobs: In the first chunk, when asked for: one entry per prompt token;
+            the first is None, since nothing precedes it.
+        finish_reason: None until the last chunk.
+        stop_reason: The stop text or the token id that ended the request.
+        num_prompt_tokens: Tokens of the prompt.
+        num_completion_tokens: New tokens up to and with this chunk.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_prompt_tokens: int
+    num_completion_tokens: int
