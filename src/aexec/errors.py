@@ -29,6 +29,7 @@ __all__ = (
     "ModelNotFound",
     "OutOfMemory",
     "ProtocolError",
+    "QueueFull",
     "RemoteError",
     "RequestAborted",
     "RequestError",
@@ -38,6 +39,7 @@ __all__ = (
     "UnknownMethod",
     "UnsupportedModel",
     "WorkerDied",
+    "WrongLoop",
 )
 
 
@@ -113,6 +115,25 @@ class InvalidRequest(RequestError, ValueError):
 
 class RequestAborted(RequestError):
     """The request was aborted by its id before it had finished."""
+
+
+class QueueFull(RequestError):
+    """As many requests wait as may wait: try again later.
+
+    Attributes:
+        request_id: The request that was turned away.
+        limit: How many may wait.
+    """
+
+    def __init__(self, request_id: str, limit: int) -> None:
+        super().__init__(request_id, limit)
+        self.request_id, self.limit = request_id, limit
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.request_id} was turned away, as {self.limit} requests are waiting already: "
+            "send it again later, or open the engine with a larger max_num_waiting"
+        )
 
 
 class RequestFailed(RequestError):
@@ -195,6 +216,26 @@ class UnhandledMessage(ActorError, TypeError):
 
     def __str__(self) -> str:
         return f"{self.actor} has no handler for {self.message}; it handles {', '.join(self.handled) or 'nothing'}"
+
+
+class WrongLoop(ActorError, RuntimeError):
+    """An actor system was used from another event loop than its own.
+
+    Attributes:
+        system: Its name.
+        owner: The loop it was opened on.
+        here: The loop it was used from.
+    """
+
+    def __init__(self, system: str, owner: str, here: str) -> None:
+        super().__init__(system, owner, here)
+        self.system, self.owner, self.here = system, owner, here
+
+    def __str__(self) -> str:
+        return (
+            f"actor system {self.system} belongs to {self.owner} and was used from {self.here}: "
+            "reach it with system.call_soon_threadsafe(), or open a system on this loop"
+        )
 
 
 class CallTimeout(AexecError, TimeoutError):
@@ -281,7 +322,7 @@ class RemoteError(AexecError):
     """An exception that the user's code raised in a worker.
 
     What is raised is also an instance of the original type wherever that type can be
-    imported, so ``except ValueError`` works; see ``aexec.executor.remote``.
+    imported, so ``except ValueError`` works; see ``aexec.worker.remote``.
 
     Attributes:
         rank: The rank that raised it.

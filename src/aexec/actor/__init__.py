@@ -1,0 +1,48 @@
+"""Async actors with typed mailboxes.
+
+An actor is a class with private state, one bounded mailbox, and a handler per message
+type. Messages are frozen values that declare their reply, so that ``await ref.ask(m)`` is
+typed. Actors live in an :class:`ActorSystem`, on asyncio, uvloop or trio.
+"""
+
+from __future__ import annotations
+
+from aexec.actor.actor import Actor as Actor
+from aexec.actor.context import Context as Context
+from aexec.actor.context import OwnedTask as OwnedTask
+from aexec.actor.deadlines import Timer as Timer
+from aexec.actor.deferred import Deferred as Deferred
+from aexec.actor.envelope import trace_context as trace_context
+from aexec.actor.handlers import handles as handles
+from aexec.actor.inbox import Default as Default
+from aexec.actor.lifecycle import Exit as Exit
+from aexec.actor.lifecycle import LifecycleState as LifecycleState
+from aexec.actor.ref import Ref as Ref
+from aexec.actor.spawner import Spawner as Spawner
+from aexec.actor.statistics import ActorStatistics as ActorStatistics
+from aexec.actor.statistics import DeadLetterCounts as DeadLetterCounts
+from aexec.actor.statistics import MailboxStatistics as MailboxStatistics
+from aexec.actor.statistics import SystemStatistics as SystemStatistics
+from aexec.actor.system import ActorSystem as ActorSystem
+from aexec.messages.base import Message as Message
+
+__all__ = (
+    "Actor",
+    "ActorStatistics",
+    "ActorSystem",
+    "Context",
+    "DeadLetterCounts",
+    "Default",
+    "Deferred",
+    "Exit",
+    "LifecycleState",
+    "MailboxStatistics",
+    "Message",
+    "OwnedTask",
+    "Ref",
+    "Spawner",
+    "SystemStatistics",
+    "Timer",
+    "handles",
+    "trace_context",
+)

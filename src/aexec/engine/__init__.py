@@ -1,0 +1,5 @@
+"""The engine: schedules requests, runs the step loop, hands out tokens.
+
+``AsyncLLM`` and ``LLM`` of this room know no executor and no model of their own; what
+users import from ``aexec`` is put together in ``aexec.assemble``.
+"""

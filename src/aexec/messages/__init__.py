@@ -17,3 +17,21 @@ from aexec.messages.step import ForwardLaunched as ForwardLaunched
 from aexec.messages.step import SampleTokens as SampleTokens
 from aexec.messages.step import StepId as StepId
 from aexec.messages.step import StepResult as StepResult
+
+__all__ = (
+    "CachedRequestData",
+    "ExecuteModel",
+    "FinishReason",
+    "ForwardLaunched",
+    "GrammarOutput",
+    "Message",
+    "ModelRunnerOutput",
+    "NewRequestData",
+    "SampleTokens",
+    "SamplingParams",
+    "SchedulerOutput",
+    "StepId",
+    "StepResult",
+    "TokenChunk",
+    "TokenLogprobs",
+)

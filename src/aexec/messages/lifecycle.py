@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ("GroupRestarted", "HealthReport", "RankHealth", "RankInfo", "SlowCall", "WorkerStarted")
+__all__ = ("GroupRestarted", "HealthReport", "ModelInfo", "RankHealth", "RankInfo", "SlowCall", "WorkerStarted")
 
 RankState = Literal["starting", "ready", "stuck", "dead", "stopped"]
 
@@ -27,6 +27,35 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     phase: str
     state: RankState
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine has to know of a loaded model.
+
+    Attributes:
+        architecture: Its class, as in ``LlamaForCausalLM``.
+        vocab_size: Rows of the output head; token ids are below it.
+        max_model_len: Tokens of prompt and output together.
+        block_size: Token positions of a KV block.
+        num_blocks: KV blocks of this rank, the null block 0 included; 0 before
+            ``initialize_cache``.
+        block_bytes: Bytes of one block on this rank.
+        num_parameters: Parameters that this rank holds.
+        dtype: As in ``float32``.
+        device: As in ``cpu``.
+        peak_memory_bytes: Peak memory of this rank's process (CPU) or device so far.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    block_bytes: int
+    num_parameters: int
+    dtype: str
+    device: str
+    peak_memory_bytes: int
 
 
 class RankHealth(msgspec.Struct, frozen=True, kw_only=True):

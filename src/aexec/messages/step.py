@@ -19,6 +19,7 @@ from aexec.messages.batch import GrammarOutput
 __all__ = ("TRANSITIONS", "ExecuteModel", "ForwardLaunched", "SampleTokens", "StepEvent", "StepId", "StepResult", "StepState")
 
 StepId = NewType("StepId", int)
+"""Names a step; the driver gives it, and it increases."""
 
 
 class ForwardLaunched(msgspec.Struct, frozen=True):

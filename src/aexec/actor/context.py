@@ -1,0 +1,193 @@
+"""What an actor has of its surroundings: ``self.context``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from aexec.actor.cell import Cell
+from aexec.actor.deadlines import Timer
+from aexec.actor.deferred import Deferred
+from aexec.actor.envelope import Envelope, Stage, here
+from aexec.actor.logs import logger
+from aexec.actor.ref import Ref
+from aexec.actor.runtime import Section
+from aexec.actor.spawner import Spawner
+from aexec.actor.system import ActorSystem
+from aexec.errors import UnhandledMessage
+from aexec.messages.base import Message
+
+if TYPE_CHECKING:
+    import structlog
+
+__all__ = ("Context", "OwnedTask")
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class OwnedTask:
+    """A task that ends with its actor at the latest."""
+
+    __slots__ = ("_section", "name")
+
+    def __init__(self, section: Section, name: str) -> None:
+        self._section, self.name = section, name
+
+    def __repr__(self) -> str:
+        return f"<OwnedTask {self.name}>"
+
+    def cancel(self) -> None:
+        """Cancel it; nothing happens when it has ended."""
+        self._section.interrupt()
+
+
+class Context(Spawner):
+    """An actor's place in its system; what it spawns are its children, and end before it does."""
+
+    __slots__ = ("_cell", "_log")
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell.core, cell)
+        self._cell = cell
+        self._log: structlog.stdlib.BoundLogger | None = None
+
+    def __repr__(self) -> str:
+        return f"<Context {self._cell.mailbox.describe(self._cell.state.value)}>"
+
+    @property
+    def ref(self) -> Ref[Any]:
+        """The actor's own address."""
+        return Ref(self._cell)
+
+    @property
+    def system(self) -> ActorSystem:
+        """The system it lives in."""
+        return cast("ActorSystem", self._cell.core.system)
+
+    @property
+    def log(self) -> structlog.stdlib.BoundLogger:
+        """A logger with the system and the actor bound to it."""
+        if self._log is None:
+            self._log = logger(system=self._cell.core.name, actor=self._cell.name)
+        return self._log
+
+    @property
+    def generation(self) -> int:
+        """The actor's incarnation, from 1."""
+        return self._cell.generation
+
+    @property
+    def deadline(self) -> float | None:
+        """Until when the asker of the message in hand waits, in seconds of ``time.monotonic``; None: no limit."""
+        envelope = self._in_hand()
+        return None if envelope is None else envelope.deadline
+
+    @property
+    def sender(self) -> Ref[Any] | None:
+        """The actor that sent the message in hand; None when it came from outside of actors."""
+        envelope = self._in_hand()
+        sender = None if envelope is None else envelope.sender
+        return Ref(sender) if isinstance(sender, Cell) else None
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context of the message in hand."""
+        envelope = self._in_hand()
+        return None if envelope is None else envelope.traceparent
+
+    @overload
+    def defer(self) -> Deferred[Any]: ...
+
+    @overload
+    def defer(self, message: Message[R]) -> Deferred[R]: ...
+
+    def defer(self, message: Message[Any] | None = None) -> Deferred[Any]:
+        """Put off the reply to the message in hand: return what this returns, and resolve it later.
+
+        Args:
+            message: The message in hand; says which reply it is to type checkers.
+
+        Raises:
+            RuntimeError: No handler of this actor runs here, or it is about another message.
+        """
+        envelope = self._in_hand()
+        if envelope is None or envelope.stage is not Stage.RUNNING:
+            raise RuntimeError(
+                f"no handler of {self._cell.name} runs here: defer() puts off the reply of one that does"
+            )
+        if message is not None and message is not envelope.message:
+            raise RuntimeError(
+                f"the message in hand is {envelope.message!r}: defer() cannot put off a reply to {message!r}"
+            )
+        return Deferred(self._cell, envelope)
+
+    def start_task(self, coroutine: Coroutine[Any, Any, Any]) -> OwnedTask:
+        """Run a task of the actor's own, beside its handlers.
+
+        It is cancelled when the actor ends; what it raises is the actor's failure.
+
+        Raises:
+            ActorDied: The actor has ended, or ends.
+        """
+        name = getattr(coroutine, "__qualname__", "task")
+        return OwnedTask(self._cell.own(coroutine, name), f"{self._cell.name}/{name}")
+
+    def pipe_to_self(
+        self,
+        awaitable: Awaitable[T],
+        on_result: Callable[[T], Message[Any]],
+        on_error: Callable[[Exception], Message[Any]],
+    ) -> OwnedTask:
+        """Await something beside the handlers, and send what comes of it to the actor as a message.
+
+        Args:
+            awaitable: What to await.
+            on_result: Makes a message of its value.
+            on_error: Makes a message of what it raised.
+
+        Raises:
+            ActorDied: The actor has ended, or ends.
+        """
+        return self.start_task(_pipe(self._cell, awaitable, on_result, on_error))
+
+    def after(self, seconds: float, message: Message[Any]) -> Timer:
+        """Send the actor a message later; ``cancel()`` what is returned to call it off.
+
+        Raises:
+            UnhandledMessage: The actor has no handler for it.
+        """
+        cell = self._cell
+        if cell.table.find(type(message)) is None:
+            raise UnhandledMessage(cell.name, type(message).__name__, cell.table.names)
+        return cell.core.deadlines.call_at(cell.core.runtime.now() + seconds, partial(_ring, cell, message))
+
+    def stop(self) -> None:
+        """End the actor once the message in hand is handled."""
+        core = self._cell.core
+        self._cell.request_stop("it stopped itself", core.runtime.now() + core.stop_timeout)
+
+    def _in_hand(self) -> Envelope | None:
+        envelope = here.get()
+        return envelope if isinstance(envelope, Envelope) and envelope.cell is self._cell else None
+
+
+async def _pipe(
+    cell: Cell,
+    awaitable: Awaitable[T],
+    on_result: Callable[[T], Message[Any]],
+    on_error: Callable[[Exception], Message[Any]],
+) -> None:
+    try:
+        value = await awaitable
+    except Exception as error:  # noqa: BLE001 - the actor decides what to make of it
+        message = on_error(error)
+    else:
+        message = on_result(value)
+    cell.post(message)
+
+
+def _ring(cell: Cell, message: Message[Any]) -> None:
+    if cell.exit is None:
+        cell.post(message)

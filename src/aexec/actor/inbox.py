@@ -1,0 +1,224 @@
+"""Where messages for an actor come in: checked, stamped, and put into its mailbox.
+
+Every verb respects the bound: an ask and a tell wait for room in the order they came,
+``tell_nowait`` does not wait. Whatever is wrong with a message is said to its sender at
+once, so that nothing has to be found out by waiting for a deadline.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from time import monotonic
+from typing import Any, Final
+
+from aexec.actor.core import Core
+from aexec.actor.deadletters import DeadLetterKind
+from aexec.actor.envelope import Envelope, Stage, here
+from aexec.actor.lifecycle import Exit, LifecycleState
+from aexec.actor.mailbox import Mailbox
+from aexec.actor.runtime import Promise
+from aexec.actor.table import HandlerTable
+from aexec.errors import CallCycle, CallTimeout, MailboxFull, UnhandledMessage
+from aexec.messages.base import Message
+
+__all__ = ("DEFAULT", "Default", "Inbox", "Timeout")
+
+
+class Default(enum.Enum):
+    """Stands for a setting of the system's."""
+
+    TIMEOUT = "the system's timeout"
+
+
+DEFAULT: Final = Default.TIMEOUT
+Timeout = float | Default | None
+
+_NO_HANDLERS = HandlerTable({}, starts=False, stops=False)
+_NOT_BEGUN = frozenset({Stage.WAITING, Stage.QUEUED, Stage.HELD})
+
+
+class Inbox(abc.ABC):
+    """The incoming side of one actor; ``desk.Desk`` handles what comes in.
+
+    Attributes:
+        core: What the actors of its system share.
+        name: Its name.
+        address: Its name among all systems.
+        mailbox: Messages that have not begun.
+        table: Its handlers.
+        state: Where it is in its life.
+        exit: Why it ends, or ended; None before.
+        generation: Its incarnation, from 1.
+    """
+
+    __slots__ = ("_waiter", "address", "core", "exit", "generation", "mailbox", "name", "state", "table")
+
+    def __init__(self, core: Core, name: str, bound: int) -> None:
+        self.core, self.name = core, name
+        self.address = f"{core.uid}/{name}"
+        self.mailbox = Mailbox(name, bound)
+        self.table = _NO_HANDLERS
+        self.state = LifecycleState.STARTING
+        self.exit: Exit | None = None
+        self.generation = 1
+        self._waiter: Promise[None] | None = None  # what the serving task awaits when there is nothing to do
+
+    def ask(self, message: Message[Any], timeout: Timeout) -> Envelope:
+        """Accept a message; the caller awaits ``envelope.reply``.
+
+        Raises:
+            ActorDied: It has ended, or ends.
+            CallCycle: It waits for the caller.
+            CallTimeout: The deadline is past already.
+            UnhandledMessage: It has no handler for ``message``.
+        """
+        core = self.core
+        envelope = self._letter(message, core.runtime.promise())
+        if envelope.chain:
+            self.check_cycle(envelope.chain)
+        if self.exit is not None:
+            self._record("closed", envelope)
+            raise self.exit.as_error(self.name)
+        envelope.deadline = self._set_deadline(envelope, timeout, envelope.deadline)
+        core.sent += 1
+        if self.mailbox.put(envelope):
+            self._arrived(envelope)
+        else:
+            self.mailbox.wait(envelope)
+        return envelope
+
+    def tell_nowait(self, message: Message[Any]) -> None:
+        """Accept a message if there is room for it.
+
+        Raises:
+            MailboxFull: There is none.
+            UnhandledMessage: It has no handler for ``message``.
+        """
+        envelope = self._letter(message, None)
+        if not self._take_in(envelope):
+            self._record("full", envelope)
+            raise self._full()
+
+    def post(self, message: Message[Any]) -> Envelope | None:
+        """Accept a message, as soon as there is room.
+
+        Returns:
+            The envelope when it has to wait.
+
+        Raises:
+            UnhandledMessage: It has no handler for ``message``.
+        """
+        envelope = self._letter(message, None)
+        if self._take_in(envelope):
+            return None
+        self.mailbox.wait(envelope)
+        return envelope
+
+    async def wait_for_room(self, envelope: Envelope, timeout: Timeout) -> None:
+        """Wait until a message of :meth:`post` is in the mailbox, or its actor has ended.
+
+        Raises:
+            CallTimeout: There was no room in time.
+            MailboxFull: There cannot be room, since the actor waits for the sender.
+        """
+        origin = here.get()
+        if origin is not None and self.address in origin.callers:
+            self.withdraw(envelope, "full")
+            raise self._full()
+        envelope.admitted = self.core.runtime.promise()
+        try:
+            self._set_deadline(envelope, timeout, None if origin is None else origin.deadline)
+            await envelope.admitted
+        except BaseException:
+            self.withdraw(envelope, "cancelled")
+            raise
+        finally:
+            self.settled(envelope)
+
+    def check_cycle(self, chain: tuple[str, ...]) -> None:
+        """Refuse a call from an actor that this one waits for.
+
+        Raises:
+            CallCycle: It is in ``chain``.
+        """
+        if self.address in chain:
+            first = chain.index(self.address)
+            raise CallCycle([address.rpartition("/")[2] for address in (*chain[first:], self.address)])
+
+    def settled(self, envelope: Envelope) -> None:
+        """Whoever waited for ``envelope`` does so no longer."""
+        if envelope.limit is not None:
+            envelope.limit = None
+            self.core.deadlines.forget()
+
+    def withdraw(self, envelope: Envelope, kind: DeadLetterKind) -> bool:
+        """Take a message out of the mailbox; False: it has begun, or is over."""
+        if envelope.stage not in _NOT_BEGUN:
+            return False
+        self.mailbox.discard(envelope)
+        self._drop(envelope, kind)
+        self.wake()  # there is room again, and what waited for it may be for now
+        return True
+
+    def wake(self) -> None:
+        """Let the serving task look into the mailbox."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _letter(self, message: Message[Any], reply: Promise[Any] | None) -> Envelope:
+        core = self.core
+        if not core.runtime.is_here:
+            core.check_loop()
+        handler = self.table.find(message.__class__)
+        if handler is None:
+            self.core.dead_letters.record("undeliverable", self.name, type(message).__name__, silent=False)
+            raise UnhandledMessage(self.name, type(message).__name__, self.table.names)
+        return Envelope(next(core.ids), message, handler, self, monotonic(), here.get(), reply)
+
+    def _set_deadline(self, envelope: Envelope, timeout: Timeout, inherited: float | None) -> float | None:
+        """The lesser of the call's own limit and what the handler that makes it has left."""
+        limit = self.core.timeout if timeout is DEFAULT else timeout
+        deadline = None if limit is None else envelope.sent_at + limit
+        if inherited is not None and (deadline is None or inherited < deadline):
+            deadline, limit = inherited, inherited - envelope.sent_at
+        if deadline is None or limit is None:
+            return None
+        if not limit > 0:
+            self._record("expired", envelope)
+            raise CallTimeout(envelope.call, limit, started=False)
+        envelope.limit = limit
+        self.core.deadlines.add(deadline, envelope)
+        return deadline
+
+    def _take_in(self, envelope: Envelope) -> bool:
+        """A tell; True when no more is to be done, for an actor that has ended as well."""
+        self.core.sent += 1
+        if self.exit is not None:
+            self._drop(envelope, "closed")
+            return True
+        if not self.mailbox.put(envelope):
+            return False
+        self._arrived(envelope)
+        return True
+
+    @abc.abstractmethod
+    def expire(self, envelope: Envelope, limit: float) -> None:
+        """The deadline of an asker, or of a teller that waits for room, has passed."""
+
+    @abc.abstractmethod
+    def _arrived(self, envelope: Envelope) -> None:
+        """A message is in the mailbox."""
+
+    def _full(self) -> MailboxFull:
+        return MailboxFull(self.name, self.mailbox.statistics().bound)
+
+    def _drop(self, envelope: Envelope, kind: DeadLetterKind) -> None:
+        """A message comes to nothing."""
+        self._record(kind, envelope)
+        envelope.finish()
+
+    def _record(self, kind: DeadLetterKind, envelope: Envelope) -> None:
+        silent = envelope.reply is None and kind == "closed"
+        self.core.dead_letters.record(kind, self.name, envelope.handler.kind.__name__, silent=silent)

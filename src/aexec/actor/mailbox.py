@@ -1,0 +1,208 @@
+"""The messages that an actor has not begun, in three lanes; pure.
+
+* ``system``: signals (stop, failure); never bounded, and taken before anything else.
+* ``urgent`` and ``normal``: messages, each lane first in first out and bounded. Who finds
+  no room waits in a queue before the lane, so that order is kept per sender and lane.
+
+A message for a ``concurrent=`` handler that has no slot free is held back for the next
+one; it still takes up room, and other messages pass it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from aexec.actor.envelope import Envelope, Stage
+from aexec.actor.lifecycle import Exit
+from aexec.actor.statistics import MailboxStatistics
+from aexec.actor.table import Handler
+
+__all__ = ("Mailbox",)
+
+
+class _Lane:
+    """One bounded lane and those who wait for room in it."""
+
+    __slots__ = ("bound", "held", "queue", "waiting")
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.queue: deque[Envelope] = deque()
+        self.held = 0
+        self.waiting: deque[Envelope] | None = None
+
+    def __len__(self) -> int:
+        return len(self.queue) + self.held
+
+    def has_room(self) -> bool:
+        return not self.waiting and len(self.queue) + self.held < self.bound
+
+    def admit(self) -> None:
+        """Let in who has waited longest, as far as there is room."""
+        while self.waiting and len(self) < self.bound:
+            envelope = self.waiting.popleft()
+            envelope.stage = Stage.QUEUED
+            self.queue.append(envelope)
+            if envelope.admitted is not None and not envelope.admitted.done():
+                envelope.admitted.set_result(None)
+
+
+class _Slots:
+    """Messages of one ``concurrent=`` handler: how many are in hand, and which are held back."""
+
+    __slots__ = ("held", "in_hand")
+
+    def __init__(self) -> None:
+        self.in_hand = 0
+        self.held: deque[Envelope] = deque()
+
+
+class Mailbox:
+    """The mailbox of one actor.
+
+    Args:
+        name: The actor's name.
+        bound: Most messages in the normal lane, and in the urgent lane likewise.
+    """
+
+    __slots__ = ("_bound", "_name", "_normal", "_slots", "_urgent", "signals")
+
+    def __init__(self, name: str, bound: int) -> None:
+        self._name, self._bound = name, bound
+        self._normal = _Lane(bound)
+        self._urgent: _Lane | None = None  # most actors never need one, and a deque takes 760 bytes
+        self._slots: dict[Handler, _Slots] | None = None
+        self.signals: deque[Exit] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Mailbox {self.describe()}>"
+
+    def describe(self, state: str = "") -> str:
+        """As in ``worker-3: 2/64 queued, 1 system, running``."""
+        now = self.statistics()
+        parts = [f"{now.queued}/{now.bound} queued"]
+        parts += [f"{count} {what}" for what in ("urgent", "system", "waiting") if (count := getattr(now, what))]
+        return f"{self._name}: {', '.join([*parts, *([state] if state else [])])}"
+
+    def statistics(self) -> MailboxStatistics:
+        """How full it is."""
+        lanes = [lane for lane in (self._normal, self._urgent) if lane is not None]
+        return MailboxStatistics(
+            queued=len(self._normal),
+            urgent=len(self._urgent or ()),
+            system=len(self.signals or ()),
+            bound=self._bound,
+            waiting=sum(len(lane.waiting or ()) for lane in lanes),
+        )
+
+    def oldest(self) -> float | None:
+        """When the oldest message that waits was sent."""
+        return min((envelope.sent_at for envelope in self._all()), default=None)
+
+    def put(self, envelope: Envelope) -> bool:
+        """Take a message in; False: there is no room."""
+        lane = self._normal if envelope.handler.lane == "normal" else self._urgent_lane()
+        if not lane.has_room():
+            return False
+        lane.queue.append(envelope)
+        return True
+
+    def wait(self, envelope: Envelope) -> None:
+        """Take a message in as soon as there is room, after those that wait already."""
+        lane = self._lane_of(envelope)
+        if lane.waiting is None:
+            lane.waiting = deque()
+        envelope.stage = Stage.WAITING
+        lane.waiting.append(envelope)
+
+    def signal(self, exit_: Exit) -> None:
+        """Put a signal into the system lane."""
+        if self.signals is None:
+            self.signals = deque()
+        self.signals.append(exit_)
+
+    def pop(self, *, normal_only: bool = False) -> Envelope | None:
+        """The next message to begin, or None."""
+        urgent = self._urgent
+        if urgent is not None and urgent.queue and not normal_only and (envelope := self._take(urgent)) is not None:
+            return envelope
+        return self._take(self._normal)
+
+    def pop_urgent(self) -> Envelope | None:
+        """The next message of the urgent lane, or None."""
+        return None if self._urgent is None else self._take(self._urgent)
+
+    def release(self, handler: Handler) -> Envelope | None:
+        """A message of a ``concurrent=`` handler has ended: the next one to begin, if one was held back."""
+        assert self._slots is not None
+        slots = self._slots[handler]
+        if not slots.held:
+            slots.in_hand -= 1
+            return None
+        envelope = slots.held.popleft()
+        lane = self._lane_of(envelope)
+        lane.held -= 1
+        lane.admit()
+        return envelope
+
+    def discard(self, envelope: Envelope) -> None:
+        """Take out a message that has not begun."""
+        lane = self._lane_of(envelope)
+        if envelope.stage is Stage.WAITING:
+            assert lane.waiting is not None
+            lane.waiting.remove(envelope)
+        elif envelope.stage is Stage.HELD:
+            assert self._slots is not None
+            self._slots[envelope.handler].held.remove(envelope)
+            lane.held -= 1
+        else:
+            lane.queue.remove(envelope)
+        lane.admit()
+
+    def clear(self) -> list[Envelope]:
+        """Take out all messages, those that wait for room among them; signals stay."""
+        envelopes = list(self._all())
+        self._normal, self._urgent = _Lane(self._bound), None
+        for slots in (self._slots or {}).values():
+            slots.held.clear()
+        return envelopes
+
+    def _take(self, lane: _Lane) -> Envelope | None:
+        while lane.queue:
+            envelope = lane.queue.popleft()
+            held = envelope.handler.concurrent > 1 and not self._claim(envelope, lane)
+            if lane.waiting:
+                lane.admit()
+            if not held:
+                return envelope
+        return None
+
+    def _claim(self, envelope: Envelope, lane: _Lane) -> bool:
+        """Take a slot; False: none is free, and the message is held back."""
+        if self._slots is None:
+            self._slots = {}
+        slots = self._slots.setdefault(envelope.handler, _Slots())
+        if slots.in_hand < envelope.handler.concurrent:
+            slots.in_hand += 1
+            return True
+        envelope.stage = Stage.HELD
+        slots.held.append(envelope)
+        lane.held += 1
+        return False
+
+    def _lane_of(self, envelope: Envelope) -> _Lane:
+        return self._normal if envelope.handler.lane == "normal" else self._urgent_lane()
+
+    def _urgent_lane(self) -> _Lane:
+        if self._urgent is None:
+            self._urgent = _Lane(self._bound)
+        return self._urgent
+
+    def _all(self) -> Iterator[Envelope]:
+        for lane in (self._urgent, self._normal):
+            if lane is not None:
+                yield from lane.queue
+                yield from lane.waiting or ()
+        for slots in (self._slots or {}).values():
+            yield from slots.held

@@ -1,0 +1,163 @@
+"""A set of actors on one event loop, with a beginning and an end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+
+from aexec.actor.core import Core
+from aexec.actor.logs import logger
+from aexec.actor.runtime import find_runtime
+from aexec.actor.spawner import Spawner
+from aexec.actor.statistics import SystemStatistics
+from aexec.errors import ConfigError
+
+__all__ = ("ActorSystem",)
+
+SystemState = Literal["new", "open", "closing", "closed"]
+
+
+class ActorSystem(Spawner):
+    """Runs actors on the event loop it is opened on: asyncio, uvloop or trio.
+
+    ``async with ActorSystem() as system:`` is the usual form. ``open`` and ``aclose`` may
+    also be called from different tasks, as by a fixture, a notebook cell or a lifespan.
+    Several systems may be open in one process and on one loop; nothing is shared.
+
+    Args:
+        name: Names it in logs and errors.
+        timeout: Seconds an ask takes at most unless it says otherwise; None: no limit.
+        mailbox: Most messages in a mailbox lane unless an actor is spawned with another bound.
+        stop_timeout: Seconds that actors have to end at ``aclose`` and when they fail.
+
+    Raises:
+        ConfigError: A setting is not positive.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "actors",
+        timeout: float | None = 30.0,
+        mailbox: int = 256,
+        stop_timeout: float = 10.0,
+    ) -> None:
+        super().__init__(None)
+        if mailbox < 1 or stop_timeout <= 0 or (timeout is not None and not timeout > 0):
+            raise ConfigError(
+                f"mailbox is {mailbox}, timeout {timeout} and stop_timeout {stop_timeout}: expected positive values, "
+                "or timeout=None for asks without a limit"
+            )
+        self.name, self.timeout, self.stop_timeout = name, timeout, stop_timeout
+        self._default_mailbox = mailbox
+        self._state: SystemState = "new"
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return f"<ActorSystem {self.name}: {self._state}>"
+        return f"<ActorSystem {self.name}: {len(self._core.cells)} actors, {self._state}, {self._core.runtime}>"
+
+    async def open(self) -> Self:
+        """Make it ready to spawn actors on the loop that runs here.
+
+        Raises:
+            ConfigError: It was opened before.
+        """
+        if self._state != "new":
+            raise ConfigError(f"actor system {self.name} is {self._state}: open a new one")
+        self._state = "open"
+        runtime = find_runtime()
+        await runtime.open()
+        self._core = Core(
+            self.name,
+            runtime,
+            timeout=self.timeout,
+            mailbox=self._default_mailbox,
+            stop_timeout=self.stop_timeout,
+        )
+        self._core.system = self
+        return self
+
+    async def aclose(self, *, timeout: float | None = None) -> None:
+        """End all actors, children first; may be called twice, and from any task of the loop.
+
+        Args:
+            timeout: Seconds after which running handlers are cancelled; None: ``stop_timeout``.
+
+        Raises:
+            WrongLoop: It was opened on another loop.
+        """
+        if self._core is None:
+            self._state = "closed"
+            return
+        self._core.check_loop()
+        if self._state == "closed":
+            return
+        self._state, self._core.closing = "closing", True
+        by = self._core.runtime.now() + (self.stop_timeout if timeout is None else timeout)
+        with anyio.CancelScope(shield=True):  # a cancelled owner still leaves nothing behind
+            await self._end(self._core, by)
+
+    async def _end(self, core: Core, by: float) -> None:
+        while tops := [cell for cell in core.cells.values() if cell.parent is None]:
+            for cell in reversed(tops):
+                cell.request_stop(f"system {self.name} was closed", by)
+            for cell in tops:
+                await cell.closed()
+        core.deadlines.close()
+        self._state = "closed"
+        await core.runtime.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose(timeout=None if error is None else 0.0)
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", "new") in {"open", "closing"}:
+            warnings.warn(
+                f"{self!r} was never closed: use `async with`, or await aclose()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    def call_soon_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
+        """Call ``function(*args)`` on the system's loop; from any thread. What it raises is logged.
+
+        Raises:
+            ConfigError: The system was never opened.
+            RuntimeError: The loop is closed.
+        """
+        if self._core is None:
+            raise ConfigError("the actor system is not open: use `async with system:` or `await system.open()`")
+        self._core.runtime.call_soon_threadsafe(self._call_guarded, function, args)
+
+    def statistics(self) -> SystemStatistics:
+        """Its figures; those of one actor are in ``ref.statistics()``."""
+        core = self._core
+        if core is None:
+            return SystemStatistics(self.name, self._state)
+        return SystemStatistics(
+            name=self.name,
+            state=self._state,
+            actors=len(core.cells),
+            spawned=core.spawned,
+            sent=core.sent,
+            deadlines=len(core.deadlines),
+            late_replies=core.late_replies,
+            dead_letters=core.dead_letters.statistics(),
+        )
+
+    def _call_guarded(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            function(*args)
+        except Exception:  # noqa: BLE001 - it has no caller any more
+            logger(system=self.name).exception("call_soon_threadsafe failed", function=repr(function))

@@ -1,0 +1,105 @@
+"""What ``aexec generate`` and ``aexec demo`` do: open an engine, run prompts, show what came."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aexec
+from aexec.cli.answers import Answer, OnText, Stream, answer_all
+from aexec.cli.failures import explain, worst
+from aexec.cli.options import EngineOptions, SamplingOptions
+from aexec.cli.show import InOrder, loading, summary, table
+from aexec.messages import SamplingParams
+
+__all__ = ("demonstrate", "generate")
+
+DEMO_PROMPTS = (
+    "What is the capital of France?",
+    "Name three colours of the rainbow.",
+    "Write one sentence about the sea.",
+)
+
+
+@asynccontextmanager
+async def opened(options: EngineOptions) -> AsyncGenerator[aexec.AsyncLLM]:
+    """Open the engine that ``options`` describe, with a progress bar while it loads."""
+    async with AsyncExitStack() as stack:
+        with loading(options.model) as progress:
+            llm = aexec.AsyncLLM(
+                options.model,
+                executor=options.executor,
+                tensor_parallel_size=options.tensor_parallel_size,
+                pipeline_parallel_size=options.pipeline_parallel_size,
+                dtype=options.dtype,
+                device=options.device,
+                max_model_len=options.max_model_len,
+                num_blocks=options.num_blocks,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                progress=progress,
+            )
+            await stack.enter_async_context(llm)
+        yield llm
+
+
+def starter(llm: aexec.AsyncLLM, params: SamplingParams, *, chat: bool) -> Callable[[str], Stream]:
+    """Return what starts a request for a prompt."""
+
+    def start(prompt: str) -> Stream:
+        return llm.generate(llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else prompt, params)
+
+    return start
+
+
+async def generate(
+    engine: EngineOptions, sampling: SamplingOptions, prompts: Sequence[str], *, chat: bool, as_json: bool
+) -> int:
+    """Run ``prompts`` at once; text or JSON goes to standard output, all else to standard error.
+
+    Returns:
+        The exit code: of the worst failure, when one prompt or several failed.
+    """
+    params = sampling.params()
+    on_text = _untold if as_json else InOrder(prompts, sys.stdout)
+    answers, seconds = await _timed(engine, params, prompts, on_text, chat=chat)
+    if as_json:
+        for answer in answers:
+            print(json.dumps(answer.as_json(), ensure_ascii=False))
+    _report_errors(answers)
+    if not as_json and any(answer.record for answer in answers):
+        print(f"\n{summary(answers, seconds)}", file=sys.stderr)
+    return worst(answer.error for answer in answers)
+
+
+async def demonstrate(engine: EngineOptions, max_tokens: int) -> int:
+    """Ask the model three questions at once, and print its answers and the figures of each."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    on_text = InOrder(DEMO_PROMPTS, sys.stdout)
+    answers, seconds = await _timed(engine, params, DEMO_PROMPTS, on_text, chat=True)
+    print()
+    table(answers, seconds)
+    _report_errors(answers)
+    return worst(answer.error for answer in answers)
+
+
+async def _timed(
+    engine: EngineOptions, params: SamplingParams, prompts: Sequence[str], on_text: OnText, *, chat: bool
+) -> tuple[list[Answer], float]:
+    async with opened(engine) as llm:
+        begun = time.perf_counter()
+        answers = await answer_all(prompts, starter(llm, params, chat=chat), on_text)
+        return answers, time.perf_counter() - begun
+
+
+def _untold(_index: int, _text: str, _ended: bool) -> None:  # noqa: FBT001 - a callback's third fact
+    """Show nothing as text comes: JSON is printed whole."""
+
+
+def _report_errors(answers: Sequence[Answer]) -> None:
+    """Print what went wrong, once for each prompt; with one prompt there is nothing to tell apart."""
+    for number, answer in enumerate(answers, 1):
+        if answer.error is not None:
+            explain(answer.error, f"prompt {number} of {len(answers)}: " if len(answers) > 1 else "")

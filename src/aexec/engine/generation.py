@@ -1,0 +1,141 @@
+"""One request as its caller holds it: an async iterator whose end is the request's end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol, Self
+
+from anyio import to_thread
+
+from aexec.engine.stream import TokenStream
+from aexec.engine.text import Tokenizer
+from aexec.errors import InvalidRequest
+from aexec.messages.request import SamplingParams, TokenChunk
+
+__all__ = ("Generation", "Submit", "prompt_token_ids")
+
+_LONG_TEXT = 4096  # characters above which a text is turned into tokens on a thread
+
+
+class Submit(Protocol):
+    """How a generation reaches the driver."""
+
+    async def submit(self, prompt: tuple[object, ...], sampling: SamplingParams, stream: TokenStream) -> None:
+        """Queue the request."""
+        ...
+
+    async def encode(self, prompt: object) -> tuple[object, ...]:
+        """Token ids of a prompt."""
+        ...
+
+    def leave(self, stream: TokenStream) -> None:
+        """Nobody reads the stream any longer; on the loop."""
+        ...
+
+    def leave_threadsafe(self, stream: TokenStream) -> None:
+        """The same, from any thread and in the middle of anything."""
+        ...
+
+
+class Generation(AsyncIterator[TokenChunk]):
+    """The chunks of one request, as they come.
+
+    The request begins with the first ``anext``, and ends when the iterator is left: at
+    its end, by ``break``, by a cancellation, by ``aclose()``, or when nobody holds it.
+
+    Attributes:
+        request_id: Its id.
+    """
+
+    def __init__(self, driver: Submit, request_id: str, prompt: object, sampling: SamplingParams) -> None:
+        self.request_id = request_id
+        self._driver, self._prompt, self._sampling = driver, prompt, sampling
+        self._stream: TokenStream | None = None
+        self._is_over = False
+
+    async def __anext__(self) -> TokenChunk:
+        """The next chunk; all that has come up to now, if several did.
+
+        Raises:
+            InvalidRequest: At the first chunk: the request cannot be run.
+            QueueFull: At the first chunk: too many requests wait.
+            RequestFailed: The model could not go on with it.
+            RequestAborted: The engine was closed.
+            AexecError: What ended the executor.
+        """
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            stream = self._stream or await self._begin()
+            chunk = await stream.get()
+        except BaseException:
+            self._leave()
+            raise
+        self._is_over = chunk.finish_reason is not None
+        return chunk
+
+    async def aclose(self) -> None:
+        """Leave; the request is aborted if it goes on, and its blocks are free."""
+        self._leave()
+
+    async def __aenter__(self) -> Self:
+        """Itself, to be closed at the end of the block."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Leave."""
+        self._leave()
+
+    async def _begin(self) -> TokenStream:
+        prompt = await self._driver.encode(self._prompt)
+        self._stream = stream = TokenStream(self.request_id, len(prompt))
+        await self._driver.submit(prompt, self._sampling, stream)
+        return stream
+
+    def _leave(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            if self._stream is not None and not self._stream.is_ended:
+                self._driver.leave(self._stream)
+
+    def __del__(self) -> None:
+        """Whoever drops it (``break`` does) leaves it."""
+        if not self._is_over and self._stream is not None and not self._stream.is_ended:
+            with contextlib.suppress(RuntimeError):  # its loop has ended, and the engine with it
+                self._driver.leave_threadsafe(self._stream)
+
+    def __repr__(self) -> str:
+        """As in ``<Generation a: running>``."""
+        state = "over" if self._is_over else "not begun" if self._stream is None else "running"
+        return f"<Generation {self.request_id}: {state}>"
+
+
+async def prompt_token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[object, ...]:
+    """Token ids of a prompt, not checked yet; a long text takes a thread.
+
+    Raises:
+        InvalidRequest: It is neither text nor a sequence, or is text and there is no tokenizer.
+    """
+    if not isinstance(prompt, str):
+        if isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__iter__"):
+            raise InvalidRequest(f"the prompt is {_short(prompt)}: expected text or a sequence of token ids")
+        return tuple(prompt)
+    if not prompt:
+        raise InvalidRequest("the prompt is an empty text: expected at least one character")
+    if tokenizer is None:
+        raise InvalidRequest(
+            f"the prompt is the text {_short(prompt)} and this model's directory has no tokenizer.json: pass token ids"
+        )
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the prompt {_short(prompt)} is no Unicode text ({error.reason})") from None
+    if len(prompt) <= _LONG_TEXT:
+        return tuple(tokenizer.encode(prompt))
+    return tuple(await to_thread.run_sync(tokenizer.encode, prompt))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

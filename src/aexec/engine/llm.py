@@ -1,0 +1,296 @@
+"""``AsyncLLM``: a model that an asyncio program awaits.
+
+Opening it finds the model, loads its tokenizer, opens an executor and starts the driver;
+closing it ends them in the opposite order. Both may happen in different tasks, as in a
+server's lifespan or in two notebook cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar, Literal, Self, cast
+
+from anyio import to_thread
+
+from aexec.actor import ActorStatistics
+from aexec.config import CacheConfig, ExecutorConfig, ModelConfig, ParallelConfig, Restart, SchedulerConfig
+from aexec.engine.assembly import Assembly, ModelText, Progress
+from aexec.engine.completion import Completion, collect
+from aexec.engine.frontend import Frontend, start_driver
+from aexec.engine.generation import Generation
+from aexec.engine.scheduler import SchedulerStatistics
+from aexec.engine.text import Tokenizer
+from aexec.errors import ConfigError, ExecutorClosed, InvalidRequest
+from aexec.executor.base import Executor
+from aexec.messages.lifecycle import ModelInfo
+from aexec.messages.request import SamplingParams
+
+__all__ = ("AsyncLLM",)
+
+Prompt = str | Sequence[int]
+
+
+class AsyncLLM:
+    """A model, its executor, and the driver that runs requests on them.
+
+    ``async with AsyncLLM("smollm2") as llm`` opens and closes it; so do ``open()`` and
+    ``aclose()``. Nothing happens before.
+
+    Args:
+        model: ``smollm2``, ``dummy``, a directory in Hugging Face's layout, or a GGUF file.
+        executor: A backend's name, an ``ExecutorConfig`` (which then holds the layout and
+            ``on_failure`` too), or an open executor, which stays yours to close.
+        tensor_parallel_size: Ranks that share each layer.
+        pipeline_parallel_size: Stages.
+        dtype: ``auto`` takes the checkpoint's on CUDA and float32 on a CPU.
+        device: ``auto`` takes CUDA where there is one.
+        max_model_len: Tokens of prompt and output together; None: the model's own limit.
+        block_size: Token positions of a KV block.
+        num_blocks: KV blocks; None takes what the memory holds.
+        kv_cache_memory_bytes: Memory for the KV cache; None takes a share of what is free.
+        max_num_batched_tokens: The token budget of a step.
+        max_num_seqs: Requests that run at a time.
+        max_num_waiting: Requests that may wait; one more is turned away (``QueueFull``).
+        max_logprobs: Most log-probabilities that a request may ask for.
+        allow_untested: Load an architecture that the conformance test does not cover.
+        seed: Seeds the draw of seeds for sampled requests that bring none.
+        on_failure: ``"fail"``, or ``Restart(...)``.
+        progress: Told ``(phase, done, total)`` while it opens, on the event loop.
+
+    Raises:
+        ConfigError: A setting cannot be meant.
+    """
+
+    assembly: ClassVar[Assembly]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        executor: str | ExecutorConfig | Executor | type[Any] | None = "uni",
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        max_num_batched_tokens: int = 512,
+        max_num_seqs: int = 256,
+        max_num_waiting: int = 4096,
+        max_logprobs: int = 20,
+        allow_untested: bool = False,
+        seed: int | None = None,
+        on_failure: Literal["fail"] | Restart = "fail",
+        progress: Progress | None = None,
+    ) -> None:
+        self.model = ModelConfig(
+            model=model, dtype=dtype, device=device, max_model_len=max_model_len, allow_untested=allow_untested
+        )
+        self.cache = CacheConfig(block_size=block_size, num_blocks=num_blocks, memory_bytes=kv_cache_memory_bytes)
+        self.scheduling = SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting
+        )
+        parallel = ParallelConfig(tensor_parallel_size, pipeline_parallel_size)
+        self._given = _executor_or_config(executor, parallel, on_failure)
+        self._max_logprobs, self._progress = max_logprobs, progress or _silent
+        self._random = random.Random(seed)  # noqa: S311  # sampling is no cryptography
+        self._numbers = itertools.count(1)
+        self._turn = asyncio.Lock()  # opening and closing take turns
+        self._stack: AsyncExitStack | None = None
+        self._frontend: Frontend | None = None
+
+    # ------------------------------------------------------------ life
+
+    async def open(self) -> Self:
+        """Find the model, start the workers and the driver; does nothing when it is open.
+
+        Raises:
+            ConfigError: The model or the layout cannot be.
+            ModelLoadError: The model's files are damaged.
+            OutOfMemory: The model or its KV cache does not fit.
+            AexecError: A worker did not start.
+        """
+        async with self._turn:
+            if self._stack is None:
+                async with AsyncExitStack() as stack:
+                    self._frontend = await self._start(stack)
+                    self._stack = stack.pop_all()
+        return self
+
+    async def aclose(self) -> None:
+        """End the driver, which ends all streams, then the executor if it is ours."""
+        async with self._turn:
+            stack, self._stack, self._frontend = self._stack, None, None
+            if stack is not None:
+                await stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        return await self.open()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it."""
+        await self.aclose()
+
+    # ------------------------------------------------------------ requests
+
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> Generation:
+        """Run one request; iterate over what is returned, and leave it to abort the request.
+
+        Args:
+            prompt: Text, or token ids.
+            sampling: How to sample; by default 16 tokens at temperature 1.
+            request_id: An id of your own, for logs and :meth:`abort`.
+
+        Returns:
+            An async iterator of ``TokenChunk``; its first chunk raises ``InvalidRequest``
+            when the request cannot be run.
+
+        Raises:
+            ExecutorClosed: The engine is not open.
+            InvalidRequest: ``sampling`` is something else.
+        """
+        frontend = self._opened()
+        if not isinstance(sampling, SamplingParams | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # for users without a type checker
+            raise InvalidRequest(f"sampling is {sampling!r}: expected SamplingParams(...)")
+        if request_id is None:
+            request_id = f"request-{next(self._numbers)}"
+        return Generation(frontend, request_id, prompt, sampling or SamplingParams())
+
+    async def complete(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> Completion:
+        """Run one request to its end; takes and raises what :meth:`generate` does."""
+        async with self.generate(prompt, sampling, request_id=request_id) as generation:
+            return await collect(generation)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request by its id: its stream ends with the finish reason ``abort``.
+
+        Returns:
+            False when there is no such request, or it has ended.
+        """
+        return await self._opened().abort(request_id)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]]) -> str:
+        """The prompt for a conversation, by the model's own template.
+
+        Args:
+            messages: As in ``[{"role": "user", "content": "Hello"}]``.
+
+        Raises:
+            InvalidRequest: The model has no chat template, or it refuses the messages.
+        """
+        return self.tokenizer.chat_prompt(messages)
+
+    # ------------------------------------------------------------ looking at it
+
+    @property
+    def is_open(self) -> bool:
+        """True between opening and closing."""
+        return self._frontend is not None
+
+    @property
+    def executor(self) -> Executor:
+        """The executor that runs the steps."""
+        return self._opened().executor
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Facts about the loaded model."""
+        return self._opened().model_info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            InvalidRequest: It has none.
+        """
+        tokenizer = self._opened().tokenizer
+        if tokenizer is None:
+            raise InvalidRequest(f"model {self.model.model!r} has no tokenizer.json: it takes and gives token ids only")
+        return tokenizer
+
+    async def statistics(self) -> SchedulerStatistics:
+        """Requests, steps and blocks in numbers, after all that was asked before."""
+        return await self._opened().statistics()
+
+    def load(self) -> ActorStatistics:
+        """The driver's mailbox and its seconds of work: how busy the engine itself is."""
+        return self._opened().driver.statistics()
+
+    def __repr__(self) -> str:
+        """As in ``<AsyncLLM 'smollm2': open on <...>>``."""
+        state = "closed" if self._frontend is None else f"open on {self._frontend.executor!r}"
+        return f"<{type(self).__name__} {self.model.model!r}: {state}>"
+
+    # ------------------------------------------------------------ how it opens
+
+    def _opened(self) -> Frontend:
+        if self._frontend is None:
+            raise ExecutorClosed(
+                f"{type(self).__name__}({self.model.model!r}) is not open: use `async with` around it, or await open()"
+            )
+        return self._frontend
+
+    async def _start(self, stack: AsyncExitStack) -> Frontend:
+        text = await self._load_text()
+        executor = await self._open_executor(stack)
+        return await start_driver(
+            stack, executor, text, self.scheduling, max_logprobs=self._max_logprobs, draw_seed=self._draw_seed
+        )
+
+    async def _load_text(self) -> ModelText:
+        loop = asyncio.get_running_loop()
+
+        def progress(phase: str, done: float, total: float) -> None:
+            loop.call_soon_threadsafe(self._progress, phase, done, total)
+
+        return await to_thread.run_sync(self.assembly.load_text, self.model, progress)
+
+    async def _open_executor(self, stack: AsyncExitStack) -> Executor:
+        if not isinstance(self._given, ExecutorConfig):
+            return self._given
+        kwargs = {**self.assembly.worker_kwargs(self.model, self.cache), **self._given.worker_kwargs}
+        config = dataclasses.replace(self._given, worker_kwargs=kwargs)
+        executor = await self.assembly.open_executor(config, self._progress)
+        stack.push_async_callback(executor.close)
+        return executor
+
+    def _draw_seed(self) -> int:
+        return self._random.getrandbits(63)
+
+
+def _executor_or_config(
+    executor: Any, parallel: ParallelConfig, on_failure: Literal["fail"] | Restart
+) -> ExecutorConfig | Executor:
+    """What is to be opened, or is open already."""
+    if executor is None or isinstance(executor, str | type):
+        return ExecutorConfig(backend=executor, parallel=parallel, on_failure=on_failure)
+    if parallel != ParallelConfig() or on_failure != "fail":
+        raise ConfigError(
+            "the layout or on_failure is given beside an executor that has its own: "
+            "set parallel= and on_failure= of its ExecutorConfig"
+        )
+    if isinstance(executor, ExecutorConfig):
+        return executor
+    if not hasattr(executor, "execute_model"):
+        raise ConfigError(
+            f"executor is {executor!r}: expected a backend's name, an ExecutorConfig, or an open executor "
+            "(await open_executor(config) first)"
+        )
+    return cast("Executor", executor)
+
+
+def _silent(phase: str, done: float, total: float) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,183 @@
+"""``LLM``: the engine for code without ``await``, also where an event loop runs already.
+
+The engine lives on an event loop of its own, in a thread of its own: nothing is patched,
+and a notebook's loop is left alone. Calls wait in the caller's thread, where Ctrl-C
+reaches them; it cancels what was asked for and the engine stays usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+from aexec.engine.completion import Completion
+from aexec.engine.llm import AsyncLLM, Prompt
+from aexec.engine.scheduler import SchedulerStatistics
+from aexec.errors import ExecutorClosed
+from aexec.messages.lifecycle import ModelInfo
+from aexec.messages.request import SamplingParams
+
+__all__ = ("LLM",)
+
+R = TypeVar("R")
+
+_CANCEL_SECONDS = 10.0  # that an interrupted call has to end
+
+
+class LLM:
+    """A blocking :class:`AsyncLLM`: ``with LLM("smollm2") as llm: llm.generate("Hello")``.
+
+    Args:
+        model: As for ``AsyncLLM``.
+        settings: As for ``AsyncLLM``. ``progress`` is called on the engine's thread.
+    """
+
+    engine_class: ClassVar[type[AsyncLLM]] = AsyncLLM
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self._llm = self.engine_class(model, **settings)
+        self._thread: _LoopThread | None = None
+
+    def open(self) -> Self:
+        """Start the engine; raises what ``AsyncLLM.open`` raises."""
+        if self._thread is None:
+            thread = _LoopThread(f"aexec-{self._llm.model.model}")
+            try:
+                thread.run(self._llm.open())
+            except BaseException:
+                thread.stop()
+                raise
+            self._thread = thread
+            # For programs that forget to close: runs before the interpreter ends.
+            weakref.finalize(self, _close, self._llm, thread)
+        return self
+
+    def close(self) -> None:
+        """End the engine and its thread; may be called twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            _close(self._llm, thread)
+
+    def __enter__(self) -> Self:
+        """Open it."""
+        return self.open()
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close it."""
+        self.close()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Run prompts at once, and wait for all of them.
+
+        Args:
+            prompts: One prompt (text, or token ids), or several.
+            sampling: For all of them, or one for each.
+
+        Returns:
+            One completion for each prompt, in their order.
+
+        Raises:
+            ExecutorClosed: The engine is not open.
+            ValueError: There are more or fewer sampling parameters than prompts.
+            AexecError: What ended the first request that failed; the others are aborted.
+        """
+        several = _as_several(prompts)
+        each = [sampling] * len(several) if sampling is None or isinstance(sampling, SamplingParams) else sampling
+        return self._run(self._complete_all(list(zip(several, each, strict=True))))
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]]) -> str:
+        """The prompt for a conversation, by the model's own template."""
+        return self._llm.chat_prompt(messages)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Facts about the loaded model."""
+        return self._llm.model_info
+
+    def statistics(self) -> SchedulerStatistics:
+        """Requests, steps and blocks in numbers."""
+        return self._run(self._llm.statistics())
+
+    def __repr__(self) -> str:
+        """As in ``<LLM 'smollm2': open>``."""
+        return f"<{type(self).__name__} {self._llm.model.model!r}: {'closed' if self._thread is None else 'open'}>"
+
+    def _run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        if self._thread is None:
+            coroutine.close()
+            raise ExecutorClosed(f"{self!r}: use `with` around it, or open()")
+        return self._thread.run(coroutine)
+
+    async def _complete_all(self, requests: list[tuple[Prompt, SamplingParams | None]]) -> list[Completion]:
+        room = asyncio.Semaphore(self._llm.scheduling.max_num_seqs + self._llm.scheduling.max_num_waiting)
+
+        async def complete(prompt: Prompt, sampling: SamplingParams | None) -> Completion:
+            async with room:
+                return await self._llm.complete(prompt, sampling)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(complete(*request)) for request in requests]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+class _LoopThread:
+    """A thread with an event loop, for as long as nobody stops it."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon, so that a program that forgot to close does not hang at its end before
+        # the finalizer gets its turn.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run it on the loop and wait; an interrupt of the wait cancels it, and waits for its end."""
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(_told(coroutine, ended), self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            ended.wait(_CANCEL_SECONDS)
+            raise
+
+    def stop(self) -> None:
+        """End what still runs, then the loop and the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+
+async def _told(coroutine: Coroutine[Any, Any, R], ended: threading.Event) -> R:
+    try:
+        return await coroutine
+    finally:
+        ended.set()
+
+
+def _close(llm: AsyncLLM, thread: _LoopThread) -> None:
+    try:
+        thread.run(llm.aclose())
+    finally:
+        thread.stop()
+
+
+def _as_several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt, or from several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = list(prompts)
+    if several and not isinstance(several[0], str) and not hasattr(several[0], "__iter__"):
+        return [cast("Sequence[int]", several)]
+    return cast("list[Prompt]", several)

@@ -1,0 +1,282 @@
+"""The book of calls: who was asked what, who has answered, who may be sent what next.
+
+Pure but for the waiters it ends: no await, no clock, no transport. The rules:
+
+* A call has one waiter and ends it once: with all answers in rank order, with the first
+  error of any rank, or with an error of our own. Answers that come later are counted
+  and dropped by the call's id; nobody else ever gets them.
+* Steps are sent at once, in order. A plain control call is sent when no other plain
+  control call is under way on its ranks, so that one whose waiter is gone can still be
+  taken back from all ranks alike: a rank that ran it alone would wait in a collective
+  for the others. Nothing overtakes what waits for the same ranks, so order holds between
+  steps and plain control calls. An ``async def`` call waits for steps only.
+* Liveness calls wait for nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aexec.errors import ActorStopped, AexecError, MailboxFull, note
+from aexec.messages.base import Message
+
+__all__ = ("MAX_OPEN", "Call", "CallBook", "Lane", "Waiter")
+
+MAX_OPEN = 4096
+
+Answers = dict[int, Any]
+
+
+class Lane(enum.Enum):
+    """What may pass what."""
+
+    STEP = "step"
+    SYNC = "control"
+    ASYNC = "async control"
+    LIVENESS = "liveness"
+
+
+class Waiter(Protocol):
+    """Where a call's end goes; a ``Deferred`` is one."""
+
+    def resolve(self, value: Any, /) -> None:
+        """It ended well."""
+        ...
+
+    def fail(self, error: AexecError, /) -> None:
+        """It ended."""
+        ...
+
+
+class Call:
+    """One call on some ranks.
+
+    Attributes:
+        id: Unique in the executor's life.
+        name: What is called, for people.
+        lane: What it may pass.
+        ranks: Whom it goes to, in order.
+        message: What goes there.
+        since: When it was accepted.
+        timeout: Seconds it was given; None: no limit.
+        waiter: None once it has had its end.
+        answers: By rank.
+        missing: Ranks that have not answered.
+        sent: False while it waits for its turn.
+    """
+
+    __slots__ = (
+        "answers", "deadline", "id", "lane", "message", "missing", "name", "ranks",
+        "sent", "shape", "since", "slow_at", "slow_every", "timeout", "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - it is the field's name
+        name: str,
+        lane: Lane,
+        ranks: tuple[int, ...],
+        message: Message[Any],
+        waiter: Waiter,
+        *,
+        shape: Callable[[Answers], Any],
+        now: float,
+        timeout: float | None,
+        slow_every: float = math.inf,
+    ) -> None:
+        self.id, self.name, self.lane, self.ranks, self.message = id, name, lane, ranks, message
+        self.waiter: Waiter | None = waiter
+        self.shape, self.since, self.timeout = shape, now, timeout
+        self.deadline = math.inf if timeout is None else now + timeout
+        self.slow_every, self.slow_at = slow_every, now + slow_every
+        self.answers: Answers = {}
+        self.missing = set(ranks)
+        self.sent = False
+
+    def __repr__(self) -> str:
+        return f"<Call {self.id}: {self.text}, {len(self.answers)}/{len(self.ranks)} answered>"
+
+    @property
+    def text(self) -> str:
+        """As in ``echo on ranks 0, 2``."""
+        return f"{self.name} on rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+
+    def resolve(self) -> bool:
+        """Give the waiter all answers; False: it was gone."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.resolve(self.shape(self.answers))
+        return waiter is not None
+
+    def fail(self, error: AexecError) -> bool:
+        """End the waiter; False: it was gone."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.fail(error)
+        return waiter is not None
+
+    def others(self, rank: int, now: float) -> list[str]:
+        """One line on each other rank, for the notes of an error of ``rank``."""
+        silent = f"no answer after {now - self.since:.3g} s"
+        return [f"rank {it}: {silent if it in self.missing else 'answered'}" for it in self.ranks if it != rank]
+
+
+class CallBook:
+    """The open calls of one generation.
+
+    Attributes:
+        open: By id, in order of acceptance.
+        late: Answers that came after their waiter's end.
+        ended: Calls that had all their answers.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.open: dict[int, Call] = {}
+        self.late = 0
+        self.ended = 0
+        self._world_size = world_size
+        self._queue: dict[int, Call] = {}
+        self._busy = [0] * world_size  # plain control calls under way, by rank
+
+    def __repr__(self) -> str:
+        return f"<CallBook: {len(self.open)} open, {len(self._queue)} queued, {self.late} late answers>"
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for their turn."""
+        return len(self._queue)
+
+    def accept(self, call: Call) -> list[Call]:
+        """Take a call; returns what to send now.
+
+        Raises:
+            MailboxFull: :data:`MAX_OPEN` calls are open.
+        """
+        if len(self.open) >= MAX_OPEN and call.lane is not Lane.LIVENESS:
+            raise MailboxFull("executor", len(self.open))
+        self.open[call.id] = call
+        if not self._has_to_wait(call):
+            return [self._send(call)]
+        self._queue[call.id] = call
+        return self._sendable()
+
+    def answer(self, call_id: int, rank: int, value: Any) -> list[Call]:
+        """Note the answer of one rank; returns what to send now."""
+        call = self._heard(call_id, rank)
+        if call is None:
+            return []
+        call.answers[rank] = value
+        self.late += call.waiter is None
+        if not call.missing:
+            call.resolve()
+        return self._sendable()
+
+    def error(self, call_id: int, rank: int, error: AexecError, now: float) -> list[Call]:
+        """Note the error of one rank: the first one ends the call; returns what to send now."""
+        call = self._heard(call_id, rank)
+        if call is None:
+            return []
+        self.late += call.waiter is None
+        if call.lane is Lane.LIVENESS:  # partial by nature: the rank counts as silent
+            if not call.missing:
+                call.resolve()
+        elif call.waiter is not None:
+            for line in call.others(rank, now):
+                note(error, line)
+            call.fail(error)
+        return self._sendable()
+
+    def abandon(self, call: Call) -> list[Call]:
+        """The waiter is gone: what was not sent never will be; returns what to send instead."""
+        call.fail(ActorStopped(call.text, "its caller is gone"))
+        if call.id in self._queue:
+            del self._queue[call.id], self.open[call.id]
+        return self._sendable()
+
+    def forget(self, call: Call) -> None:
+        """A liveness call that had its end: answers that come later are late."""
+        self.open.pop(call.id, None)
+
+    def due(self, now: float) -> list[Call]:
+        """Calls whose deadline has passed."""
+        return [call for call in self.open.values() if call.waiter is not None and call.deadline <= now]
+
+    def slow(self, now: float) -> list[Call]:
+        """Calls to report as slow; each is reported ever more rarely."""
+        found = [call for call in self.open.values() if call.waiter is not None and call.slow_at <= now]
+        for call in found:
+            call.slow_every *= 2
+            call.slow_at = now + call.slow_every
+        return found
+
+    def next_wake(self) -> float:
+        """When :meth:`due` or :meth:`slow` will have something; infinity: never."""
+        waiting = (call for call in self.open.values() if call.waiter is not None)
+        return min((min(call.deadline, call.slow_at) for call in waiting), default=math.inf)
+
+    def fail_all(self, error: Callable[[Call], AexecError]) -> None:
+        """End every waiter, and forget all calls; liveness calls make do with what they have."""
+        calls = list(self.open.values())
+        self.open.clear()
+        self._queue.clear()
+        self._busy = [0] * self._world_size
+        for call in calls:
+            if call.lane is Lane.LIVENESS:
+                call.resolve()
+            else:
+                call.fail(error(call))
+
+    def under_way(self, rank: int) -> list[Call]:
+        """Calls that the rank was sent and has not answered, the oldest first."""
+        return [
+            call for call in self.open.values() if call.sent and rank in call.missing and call.lane is not Lane.LIVENESS
+        ]
+
+    def _heard(self, call_id: int, rank: int) -> Call | None:
+        call = self.open.get(call_id)
+        if call is None or rank not in call.missing:
+            self.late += 1
+            return None
+        call.missing.discard(rank)
+        if call.lane is Lane.SYNC:
+            self._busy[rank] -= 1
+        if not call.missing:
+            del self.open[call_id]
+            self.ended += 1
+        return call
+
+    def _has_to_wait(self, call: Call) -> bool:
+        """True when something ahead of it may have to go first."""
+        if call.lane is Lane.LIVENESS:
+            return False
+        if call.lane is Lane.ASYNC:
+            return any(ahead.lane is Lane.STEP for ahead in self._queue.values())
+        return bool(self._queue) or (call.lane is Lane.SYNC and any(self._busy[rank] for rank in call.ranks))
+
+    def _send(self, call: Call) -> Call:
+        call.sent = True
+        if call.lane is Lane.SYNC:
+            for rank in call.ranks:
+                self._busy[rank] += 1
+        return call
+
+    def _sendable(self) -> list[Call]:
+        ready: list[Call] = []
+        blocked: set[int] = set()  # ranks that something ahead waits for
+        behind_steps: set[int] = set()
+        for call in self._queue.values():
+            held = behind_steps if call.lane is Lane.ASYNC else blocked
+            busy = call.lane is Lane.SYNC and any(self._busy[rank] for rank in call.ranks)
+            if not busy and held.isdisjoint(call.ranks):
+                ready.append(self._send(call))
+            elif call.lane is not Lane.ASYNC:
+                blocked.update(call.ranks)
+                behind_steps.update(call.ranks if call.lane is Lane.STEP else ())
+            if len(blocked) == self._world_size:
+                break  # an async call is in the queue because of a step ahead of it, which waits too
+        for call in ready:
+            del self._queue[call.id]
+        return ready

@@ -1,0 +1,267 @@
+"""Sends calls to the ranks of one generation, and sees to it that each of them ends.
+
+The book of calls decides; this is the part that acts: it sends, keeps the one timer,
+asks silent ranks what they are doing, and words the errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import anyio
+
+from aexec.actor import Context
+from aexec.errors import AexecError, CallTimeout, note
+from aexec.executor.calls import Wake
+from aexec.executor.collective import Answers, Call, CallBook, Lane, Waiter
+from aexec.executor.group import WorkerGroup
+from aexec.messages.base import Message
+from aexec.messages.control import Dump, Ping, Pong, Revoke
+from aexec.messages.lifecycle import SlowCall
+from aexec.worker.remote import caller_error
+
+__all__ = ("STACK_GRACE", "Fanout", "Pending")
+
+STACK_GRACE = 0.2  # seconds that a call past its deadline waits for the stacks of its ranks
+
+
+class Pending:
+    """A waiter for calls of the executor itself."""
+
+    def __init__(self) -> None:
+        self._done = anyio.Event()
+        self._value: Any = None
+        self._error: AexecError | None = None
+
+    def resolve(self, value: Any, /) -> None:
+        """It ended well."""
+        self._value = value
+        self._done.set()
+
+    def fail(self, error: AexecError, /) -> None:
+        """It ended."""
+        self._error = error
+        self._done.set()
+
+    async def result(self) -> Any:
+        """Wait for the end."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Fanout:
+    """The calls of one generation.
+
+    Args:
+        group: The workers.
+        actor: The executor's context: its tasks and timers.
+        ids: Call ids, unique over all generations.
+        slow_every: Seconds after which a call is reported as slow.
+        emit: Told of slow calls.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        actor: Context,
+        *,
+        ids: itertools.count[int],
+        world_size: int,
+        slow_every: float,
+        emit: Callable[[SlowCall], None],
+    ) -> None:
+        self.book = CallBook(world_size)
+        self.group = group
+        self.timeouts = self.errors = 0
+        self._actor, self._ids, self._slow_every, self._emit = actor, ids, slow_every, emit
+        self._everyone = tuple(range(world_size))
+        self._armed = math.inf
+        self._giving_up: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Fanout: {self.book!r}, {self.timeouts} timed out>"
+
+    def submit(
+        self,
+        name: str,
+        message: Callable[[int], Message[Any]],
+        waiter: Waiter,
+        *,
+        lane: Lane,
+        ranks: tuple[int, ...] | None = None,
+        timeout: float | None = None,
+        slow: bool = True,
+        shape: Callable[[Answers], Any],
+    ) -> Call:
+        """Take a call; its waiter gets its end.
+
+        Args:
+            name: What is called, for people.
+            message: Makes the message from the call's id.
+            waiter: Where the end goes.
+            lane: What the call may pass.
+            ranks: Whom it goes to; None: all.
+            timeout: Seconds; None: no limit.
+            slow: Report it when it is slow.
+            shape: From the answers by rank to the waiter's value.
+
+        Raises:
+            MailboxFull: Too many calls are open.
+        """
+        call_id = next(self._ids)
+        slow_every = self._slow_every if slow else math.inf
+        where = self._everyone if ranks is None else ranks
+        call = Call(
+            call_id,
+            name,
+            lane,
+            where,
+            message(call_id),
+            waiter,
+            shape=shape,
+            now=time.monotonic(),
+            timeout=timeout,
+            slow_every=slow_every,
+        )
+        self._send(self.book.accept(call))
+        self._arm(min(call.deadline, call.slow_at))
+        return call
+
+    async def ask(
+        self,
+        name: str,
+        message: Callable[[int], Message[Any]],
+        *,
+        lane: Lane,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> Answers:
+        """A call of the executor itself: the answers by rank.
+
+        On the liveness lane ranks may be missing from them once the time is up.
+        """
+        pending = Pending()
+        where = self._everyone if ranks is None else tuple(ranks)
+        call = self.submit(name, message, pending, lane=lane, ranks=where, timeout=timeout, slow=False, shape=dict)
+        try:
+            answers: Answers = await pending.result()
+        finally:
+            if call.waiter is not None:
+                self.abandon(call)
+        return answers
+
+    def replied(self, call_id: int, rank: int, value: Any) -> None:
+        """A rank has answered."""
+        self._send(self.book.answer(call_id, rank, value))
+
+    def failed(self, call_id: int, rank: int, error: BaseException) -> None:
+        """A rank has answered with an error."""
+        self.errors += 1
+        call = self.book.open.get(call_id)
+        named = caller_error(error, rank=rank, method=call.name if call else "a call that has ended")
+        self._send(self.book.error(call_id, rank, named, time.monotonic()))
+
+    def abandon(self, call: Call) -> None:
+        """Its waiter is gone: take it back where that does no harm."""
+        if call.waiter is None:
+            return
+        self._send(self.book.abandon(call))
+        if call.sent and _revocable(call):
+            self._tell(lambda _: Revoke(call.id), call)
+
+    def fail_all(self, error: Callable[[Call], AexecError]) -> None:
+        """End every call."""
+        self.book.fail_all(error)
+
+    def wake(self) -> None:
+        """The timer: end what is due, report what is slow."""
+        self._armed = math.inf
+        now = time.monotonic()
+        for call in self.book.slow(now):
+            self._actor.start_task(self._report_slow(call))
+        for call in self.book.due(now):
+            self._expire(call)
+        self._arm(self.book.next_wake())
+
+    def _send(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self.group.send(call.id, call.message, call.ranks)
+
+    def _tell(self, message: Callable[[int], Message[Any]], call: Call) -> None:
+        self.submit(
+            "tell",
+            message,
+            Pending(),
+            lane=Lane.LIVENESS,
+            ranks=call.ranks,
+            timeout=STACK_GRACE,
+            slow=False,
+            shape=dict,
+        )
+
+    def _arm(self, when: float) -> None:
+        if when < self._armed:
+            self._armed = when
+            self._actor.after(max(when - time.monotonic(), 0.0), Wake())
+
+    def _expire(self, call: Call) -> None:
+        if call.lane is Lane.LIVENESS:
+            call.resolve()
+            self.book.forget(call)
+        elif not call.sent:
+            self._end_late(call, started=False, notes=self._ahead(call))
+        elif call.id not in self._giving_up:
+            self._giving_up.add(call.id)
+            call.deadline = math.inf
+            self._actor.start_task(self._give_up(call))
+
+    async def _give_up(self, call: Call) -> None:
+        """Past its deadline: find out what its ranks are doing, then end it."""
+        missing = sorted(call.missing)
+        try:
+            revoked: Answers = {}
+            if _revocable(call):
+                revoked = await self._ask_soon("revoke", lambda _: Revoke(call.id), missing)
+            stacks = await self._ask_soon("dump", lambda _: Dump(), missing)
+        finally:
+            self._giving_up.discard(call.id)
+        started = not (revoked and all(revoked.get(rank) for rank in missing)) or bool(call.answers)
+        notes = [f"rank {rank}: {stacks.get(rank, 'gives no answer').rstrip()}" for rank in missing]
+        self._end_late(call, started=started, notes=[*(f"rank {rank}: answered" for rank in call.answers), *notes])
+
+    async def _ask_soon(self, name: str, message: Callable[[int], Message[Any]], ranks: list[int]) -> Answers:
+        return await self.ask(name, message, lane=Lane.LIVENESS, ranks=ranks, timeout=STACK_GRACE)
+
+    def _end_late(self, call: Call, *, started: bool, notes: Iterable[str]) -> None:
+        error = CallTimeout(call.text, call.timeout or 0.0, started=started)
+        for line in notes:
+            note(error, line)
+        self.timeouts += call.fail(error)
+        self._send(self.book.abandon(call))
+
+    def _ahead(self, call: Call) -> list[str]:
+        now = time.monotonic()
+        running = ((rank, busy) for rank in call.ranks for busy in self.book.under_way(rank))
+        return [f"rank {rank} has been in {busy.name} for {now - busy.since:.3g} s" for rank, busy in running]
+
+    async def _report_slow(self, call: Call) -> None:
+        pongs: dict[int, Pong] = await self.ask(
+            "ping", lambda _: Ping(), lane=Lane.LIVENESS, ranks=sorted(call.missing), timeout=1.0
+        )
+        if call.waiter is None:
+            return
+        age = time.monotonic() - call.since
+        missing = {rank: pongs[rank].phase if rank in pongs else "gives no answer" for rank in sorted(call.missing)}
+        self._actor.log.warning("slow call", method=call.name, call=call.id, seconds=round(age, 3), missing=missing)
+        self._emit(SlowCall(method=call.name, age=age, missing=missing))
+
+
+def _revocable(call: Call) -> bool:
+    """True where taking a call back cannot leave ranks that ran it waiting for ranks that will not."""
+    return call.lane is Lane.ASYNC or (call.lane is Lane.SYNC and len(call.ranks) == 1)

@@ -1,0 +1,149 @@
+"""One worker group, from its start to its end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from aexec.actor import Context
+from aexec.config import ExecutorConfig
+from aexec.errors import CallTimeout, WorkerDied, note
+from aexec.executor.board import Board
+from aexec.executor.collective import Lane
+from aexec.executor.fanout import STACK_GRACE, Fanout
+from aexec.executor.group import GroupPlan, WorkerGroup
+from aexec.executor.progress import StartProgress
+from aexec.executor.start import run_hooks
+from aexec.messages.control import Dump, Hello
+from aexec.messages.lifecycle import SlowCall
+from aexec.worker.context import Progress
+
+__all__ = ("Generation",)
+
+FORCE = 5.0  # seconds that a group has for using force, once its grace is over
+
+
+class Generation:
+    """A group, its calls, and what becomes known of its ranks; it is the group's sink.
+
+    Args:
+        backend: Makes the group.
+        config: The executor's settings.
+        actor: The executor's context.
+        board: Where what is known of the ranks goes.
+        progress: Told how far the start has come.
+        ids: Call ids.
+        died: Told of deaths after the start.
+    """
+
+    def __init__(
+        self,
+        backend: type[WorkerGroup],
+        config: ExecutorConfig,
+        actor: Context,
+        board: Board,
+        *,
+        progress: Progress | None,
+        ids: itertools.count[int],
+        died: Callable[[WorkerDied], None],
+    ) -> None:
+        self.number = board.new_generation()
+        self.hellos: tuple[Hello, ...] = ()
+        self.dead: set[int] = set()
+        self._config, self._board, self._died = config, board, died
+        self._log = actor.log
+        self._progress = StartProgress(progress, board.world_size)
+        self._starting = anyio.CancelScope()
+        self._ready = False
+        self._killer: WorkerDied | None = None
+        self.group = backend(GroupPlan(config, self.number, actor, self))
+        self.fanout = Fanout(
+            self.group,
+            actor,
+            ids=ids,
+            world_size=board.world_size,
+            slow_every=config.slow_call,
+            emit=self._slow,
+        )
+        board.group, board.fanout, board.dead = self.group, self.fanout, self.dead
+
+    def __repr__(self) -> str:
+        return f"<Generation {self.number}: {'ready' if self._ready else 'starting'}, {len(self.dead)} dead>"
+
+    async def start(self) -> None:
+        """Bring all ranks to where they can take steps; leaves nothing behind when that fails.
+
+        Raises:
+            CallTimeout: ``start_timeout`` has passed; the notes say what each rank was doing.
+            WorkerDied: A rank ended.
+            AexecError: What a rank raised.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End all workers, within ``close_grace`` and what force takes; not to be cancelled."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self._config.close_grace + FORCE) as limit:
+            for line in await self.group.stop(self._config.close_grace):
+                self._log.warning("a worker did not end by itself", what=line)
+        if limit.cancelled_caught:
+            self._log.error("the workers could not be ended in time", group=repr(self.group))
+
+    def phase(self, rank: int, phase: str) -> None:
+        """See ``GroupSink``."""
+        self._board.phases[rank] = phase
+        self._progress.phase(phase, sum(at == phase for at in self._board.phases.values()))
+
+    def progress(self, rank: int, phase: str, done: float, total: float) -> None:
+        """See ``GroupSink``."""
+        self._progress.report(rank, phase, done, total)
+
+    def replied(self, call: int, rank: int, value: Any) -> None:
+        """See ``GroupSink``."""
+        self.fanout.replied(call, rank, value)
+
+    def failed(self, call: int, rank: int, error: BaseException) -> None:
+        """See ``GroupSink``."""
+        self.fanout.failed(call, rank, error)
+
+    def died(self, error: WorkerDied) -> None:
+        """See ``GroupSink``."""
+        self.dead.add(error.rank)
+        self._board.phases[error.rank] = "ended"
+        if self._ready:
+            self._died(error)
+        else:
+            self._killer = self._killer or error
+            self._starting.cancel()
+
+    async def _start(self) -> None:
+        with anyio.move_on_after(self._config.start_timeout), self._starting:
+            self.hellos = self._board.hellos = tuple(await self.group.start())
+            await run_hooks(self.fanout, self.hellos, self._hook)
+            self._ready = True
+            return
+        raise self._killer or await self._too_late()
+
+    def _slow(self, call: SlowCall) -> None:
+        self._board.events.emit(call)
+
+    def _hook(self, hook: str, ranks_done: int) -> None:
+        if not ranks_done:
+            self._board.phases.update(dict.fromkeys(self._board.phases, hook))
+        self._progress.phase(hook, ranks_done)
+
+    async def _too_late(self) -> CallTimeout:
+        error = CallTimeout("the start of the workers", self._config.start_timeout, started=True)
+        stacks = dict(self.group.stacks())
+        if self.hellos:
+            stacks |= await self.fanout.ask("dump", lambda _: Dump(), lane=Lane.LIVENESS, timeout=STACK_GRACE)
+        for info in self._board.ranks():
+            stack = stacks.get(info.rank, "").rstrip()
+            note(error, f"rank {info.rank} (pid {info.pid}) is at {info.phase}" + (f"\n{stack}" if stack else ""))
+        return error

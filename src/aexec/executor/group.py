@@ -1,0 +1,131 @@
+"""What a backend has to say: how workers come to exist, and how a message reaches a rank.
+
+Everything else (fan-out, order, deadlines, errors, health, restarts) is written once, in
+``ExecutorActor``, and is the same for all backends. A backend is a subclass of
+:class:`WorkerGroup`; one object is one generation of workers. It is named in
+``ExecutorConfig.backend`` by itself or as ``package.module:Class``, and it is done when
+``aexec.testing.check_executor`` passes.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from aexec.actor import Context
+from aexec.config import ExecutorConfig
+from aexec.errors import WorkerDied
+from aexec.messages.base import Message
+from aexec.messages.control import Hello
+from aexec.worker.context import Progress
+
+__all__ = ("GroupPlan", "GroupSink", "WorkerGroup")
+
+
+class GroupSink(Protocol):
+    """Where a group reports; called on the loop, and never blocks."""
+
+    def phase(self, rank: int, phase: str) -> None:
+        """A rank that is starting has come to ``phase``, as in ``spawned`` or ``import``."""
+        ...
+
+    def progress(self, rank: int, phase: str, done: float, total: float) -> None:
+        """``done`` of ``total`` units of a long phase are through; see ``WorkerContext.progress``."""
+        ...
+
+    def replied(self, call: int, rank: int, value: Any) -> None:
+        """A rank has answered a call."""
+        ...
+
+    def failed(self, call: int, rank: int, error: BaseException) -> None:
+        """A rank has answered a call with an error, live or rebuilt from a ``RemoteFailure``."""
+        ...
+
+    def died(self, error: WorkerDied) -> None:
+        """A rank has ended without being told to; say so at once, clean up later."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What a group is made from.
+
+    Attributes:
+        config: The executor's settings.
+        generation: Of this group, from 1.
+        actor: The executor's context: spawn actors and own tasks with it.
+        sink: Where to report.
+    """
+
+    config: ExecutorConfig
+    generation: int
+    actor: Context
+    sink: GroupSink
+
+    def progress_of(self, rank: int) -> Progress:
+        """A ``WorkerContext.progress`` for a rank of this process, to be called from any thread."""
+        post = self.actor.system.call_soon_threadsafe
+
+        def progress(phase: str, done: float, total: float) -> None:
+            post(self.sink.progress, rank, phase, done, total)
+
+        return progress
+
+
+class WorkerGroup(abc.ABC):
+    """The workers of one generation.
+
+    Attributes:
+        backend: Its name, for people.
+    """
+
+    backend: ClassVar[str] = "custom"
+
+    def __init__(self, plan: GroupPlan) -> None:
+        self.plan = plan
+
+    @classmethod  # noqa: B027 - nothing is refused by default
+    def check(cls, config: ExecutorConfig) -> None:
+        """Refuse settings that this backend cannot serve, before anything is started.
+
+        Raises:
+            ConfigError: Names the setting and the remedy.
+        """
+
+    @abc.abstractmethod
+    async def start(self) -> Sequence[Hello]:
+        """Bring all workers to where their class is constructed; what they say, in rank order.
+
+        The executor limits the time by cancelling, and calls :meth:`stop` after any
+        failure. What is raised reaches whoever opens the executor; an exception of the
+        user's code goes through ``aexec.worker.remote.caller_error``.
+        """
+
+    @abc.abstractmethod
+    def send(self, call: int, message: Message[Any], ranks: Sequence[int]) -> None:
+        """Hand a message to ranks, encoded once; the answers come through the sink.
+
+        Never blocks. Messages to one rank arrive in order, but ``Ping``, ``Dump`` and
+        ``Revoke`` overtake, and are answered while the rank's compute thread is busy.
+        """
+
+    @abc.abstractmethod
+    async def stop(self, grace: float) -> Sequence[str]:
+        """End all workers, those that are dead, stopped or half started too; may be called twice.
+
+        Args:
+            grace: Seconds for running work and ``shutdown`` hooks, before force is used.
+
+        Returns:
+            A line on each worker that did not end by itself.
+        """
+
+    def phases(self) -> Mapping[int, str]:
+        """What ranks are doing right now, as far as that can be had without asking them."""
+        return {}
+
+    def stacks(self) -> Mapping[int, str]:
+        """Stacks of ranks, as far as they can be had without waiting."""
+        return {}

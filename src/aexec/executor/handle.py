@@ -1,0 +1,241 @@
+"""The executor that users hold: checks what can be checked here, and asks the actor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import warnings
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+
+from aexec.actor import ActorSystem, Ref
+from aexec.config import ExecutorConfig
+from aexec.errors import ActorDied, ConfigError, ExecutorClosed
+from aexec.executor.actor import ExecutorActor
+from aexec.executor.base import FailureCallback
+from aexec.executor.board import Board, ExecutorStatistics
+from aexec.executor.calls import CheckHealth, Close, Collective, Open
+from aexec.executor.events import EventStream
+from aexec.executor.generation import FORCE
+from aexec.executor.group import WorkerGroup
+from aexec.executor.lifecycle import ExecutorState
+from aexec.executor.limits import check_ranks, check_timeout
+from aexec.messages.base import Message
+from aexec.messages.batch import GrammarOutput
+from aexec.messages.lifecycle import HealthReport, RankInfo
+from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
+from aexec.worker.context import Progress
+from aexec.worker.names import name_of
+
+__all__ = ("ExecutorHandle", "start_executor")
+
+R = TypeVar("R")
+
+_OVER = (ExecutorState.CLOSING, ExecutorState.CLOSED)
+
+
+class ExecutorHandle:
+    """A running worker group; see :class:`aexec.executor.base.Executor`.
+
+    Args:
+        config: Its settings.
+        ref: Its actor.
+        board: What may be read without asking.
+        system: The actor system to close with it.
+    """
+
+    def __init__(self, config: ExecutorConfig, ref: Ref[ExecutorActor], board: Board, system: ActorSystem) -> None:
+        self.config = config
+        self._ref, self._board, self._system = ref, board, system
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._board)
+
+    async def __aenter__(self) -> Self:
+        """Itself: it is open already."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    def __del__(self) -> None:
+        if self._closing is None:
+            text = f"{self!r} was never closed: use 'async with open_executor(...)', or await its close()"
+            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._board.world_size
+
+    @property
+    def output_rank(self) -> int:
+        """The rank whose reply is the step's result."""
+        return self._board.output_rank
+
+    @property
+    def generation(self) -> int:
+        """Counts the worker groups of this executor, from 1."""
+        return self._board.generation
+
+    @property
+    def ranks(self) -> Sequence[RankInfo]:
+        """Pid, node, phase and state of each rank, in rank order."""
+        return self._board.ranks()
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call a worker method by name, or a callable that takes the worker, on many ranks.
+
+        Plain methods run on the worker's compute thread, in order with the steps;
+        ``async def`` methods on its loop, beside them. A call that is given up before
+        it began never runs; a plain method that runs can ask ``aexec.worker.cancelled()``.
+
+        Args:
+            method: Name of a method of the worker class, or a callable.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            timeout: One limit in seconds for the whole call; None takes ``rpc_timeout``.
+            ranks: Which ranks, None for all.
+
+        Returns:
+            The replies in rank order.
+
+        Raises:
+            UnknownMethod: The worker class has no such method; nothing was sent.
+            CallTimeout: The limit has passed; the notes say what the ranks were doing.
+            RemoteError: The first error that any rank raised, which also is an instance
+                of its original type.
+            WorkerDied: A rank ended meanwhile.
+            ExecutorUnavailable: The group is being rebuilt.
+            ExecutorClosed: The executor is closed.
+            ConfigError: An argument cannot be meant.
+        """
+        name = method if isinstance(method, str) else name_of(method)
+        limit = check_timeout(name, self.config.rpc_timeout if timeout is None else timeout)
+        where = check_ranks(ranks, self.world_size)
+        call = Collective(method=method, args=tuple(args), kwargs=dict(kwargs or {}), timeout=limit, ranks=where)
+        return await self._ask(call)
+
+    async def execute_model(self, step: ExecuteModel) -> ForwardLaunched | StepResult:
+        """Launch the forward pass of a step on all ranks; see ``messages.step``.
+
+        Raises:
+            StepStateError: The step was sent before, or its id does not increase.
+            CallTimeout: ``step_timeout`` has passed.
+            WorkerDied: A rank ended meanwhile.
+            ExecutorUnavailable: The group is being rebuilt.
+            ExecutorClosed: The executor is closed.
+        """
+        return await self._ask(step)
+
+    async def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None = None) -> StepResult:
+        """Sample a launched step; the result is the output rank's.
+
+        Raises:
+            StepStateError: The step is unknown, sampled already, or was dropped.
+            RemoteError: What its forward pass or its sampling raised on any rank.
+            CallTimeout: ``step_timeout`` has passed.
+            WorkerDied: A rank ended meanwhile.
+            ExecutorUnavailable: The group is being rebuilt.
+            ExecutorClosed: The executor is closed.
+        """
+        return await self._ask(SampleTokens(step_id, grammar))
+
+    async def check_health(self, timeout: float = 1.0) -> HealthReport:
+        """Ask the liveness lane of each rank; never raises for a rank that is unwell.
+
+        Raises:
+            ExecutorClosed: The executor is closed.
+            ConfigError: ``timeout`` is not a number of seconds.
+        """
+        limit = check_timeout("check_health", timeout)
+        if limit is None:
+            raise ConfigError("timeout of check_health is None: expected a number of seconds, for silence is an answer")
+        return await self._ask(CheckHealth(limit))
+
+    def events(self) -> EventStream:
+        """What happens to the group from now on, until it is closed."""
+        return self._board.events.listen()
+
+    def add_failure_callback(self, callback: FailureCallback) -> None:
+        """Call this, plain or async, once the executor has failed for good, or at once if it has."""
+        self._board.callbacks.add(callback)
+
+    def dump(self) -> str:
+        """Pending calls and their ages, ranks, queue fill, and the workers' stacks."""
+        return self._board.dump()
+
+    def statistics(self) -> ExecutorStatistics:
+        """Counts of calls, errors, timeouts and late answers."""
+        return self._board.statistics()
+
+    async def close(self) -> None:
+        """End all workers within the budget; may be called twice, and from any task."""
+        if self._closing is None:
+            self._closing = _undisturbed(self._close(), "close executor")
+        await asyncio.shield(self._closing)
+        await self._board.callbacks.drain(self.config.close_grace)
+
+    async def _close(self) -> None:
+        with contextlib.suppress(ActorDied):
+            await self._ref.ask(Close(), timeout=None)
+        await self._system.aclose()
+
+    async def _ask(self, message: Message[R]) -> R:
+        try:
+            return await self._ref.ask(message, timeout=None)
+        except ActorDied:
+            if self._closing is not None or self._board.state in _OVER:
+                raise ExecutorClosed("the executor is closed") from None
+            raise
+
+
+async def start_executor(
+    config: ExecutorConfig, backend: type[WorkerGroup], progress: Progress | None = None
+) -> ExecutorHandle:
+    """Start the workers; whatever goes wrong, or a cancellation, leaves nothing behind.
+
+    Args:
+        config: The settings.
+        backend: Makes the group.
+        progress: Told ``(phase, done, total)`` over all ranks, on this loop.
+
+    Raises:
+        ConfigError: The backend cannot serve these settings.
+        CallTimeout: ``start_timeout`` has passed.
+        WorkerDied: A rank ended.
+        AexecError: What a rank raised.
+    """
+    backend.check(config)
+    board = Board(backend.backend, config.parallel.world_size, config.parallel.output_rank)
+    stop_timeout = config.close_grace + FORCE + 1.0
+    system = ActorSystem(name=f"executor-{backend.backend}", timeout=None, stop_timeout=stop_timeout)
+    await system.open()
+    try:
+        ref = await system.using(name="executor").spawn(ExecutorActor, config, backend, board, progress)
+        await ref.ask(Open(), timeout=None)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await asyncio.shield(_undisturbed(system.aclose(), "close executor"))
+        raise
+    return ExecutorHandle(config, ref, board, system)
+
+
+def _undisturbed(coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A task with a context of its own: whoever asks may be a handler under a deadline."""
+    return asyncio.get_running_loop().create_task(coroutine, name=name, context=contextvars.Context())

@@ -1,0 +1,49 @@
+"""Relative time limits, as users give them, to what travels inside: absolute deadlines. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from aexec.errors import CallTimeout, ConfigError
+
+__all__ = ("check_ranks", "check_timeout")
+
+
+def check_timeout(call: str, timeout: Any) -> float | None:
+    """Refuse limits that mean nothing, before anything is sent.
+
+    Args:
+        call: For the error: what is called.
+        timeout: Seconds; None in words: no limit.
+
+    Raises:
+        ConfigError: It is not a number, or infinite.
+        CallTimeout: It is zero or negative: past already, so nothing runs.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout):
+        raise ConfigError(
+            f"timeout of {call} is {timeout!r}: expected a finite number of seconds, or None for no limit"
+        )
+    if timeout <= 0:
+        raise CallTimeout(call, timeout, started=False)
+    return float(timeout)
+
+
+def check_ranks(ranks: Sequence[int] | None, world_size: int) -> tuple[int, ...]:
+    """The ranks to call, in rank order; all for None.
+
+    Raises:
+        ConfigError: None at all, one twice, or one that does not exist.
+    """
+    if ranks is None:
+        return tuple(range(world_size))
+    chosen = tuple(sorted(ranks))
+    if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= rank < world_size for rank in chosen):
+        raise ConfigError(
+            f"ranks is {list(ranks)}: expected distinct ranks from 0 to {world_size - 1}, at least one, or None for all"
+        )
+    return chosen

@@ -1,0 +1,12 @@
+"""Logs and event records: how to see what aexec does."""
+
+from __future__ import annotations
+
+from aexec.observe.events import Event as Event
+from aexec.observe.events import RequestFinished as RequestFinished
+from aexec.observe.events import log_event as log_event
+from aexec.observe.logs import BoundLogger as BoundLogger
+from aexec.observe.logs import configure_logging as configure_logging
+from aexec.observe.logs import get_logger as get_logger
+
+__all__ = ("BoundLogger", "Event", "RequestFinished", "configure_logging", "get_logger", "log_event")

@@ -1,0 +1,96 @@
+"""Log records with their facts bound once: actor, rank, step.
+
+aexec writes through structlog into the standard library's loggers ``aexec.*`` and
+configures neither of them: what a program has set up goes for aexec too, and a program
+that has set up nothing sees warnings on its standard error. The facts of a record are in
+its text as ``key=value`` and, for formatters that want them as data, in ``record.aexec``.
+:func:`configure_logging` is for programs, such as the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.stdlib import BoundLogger
+
+from aexec import environ
+
+__all__ = ("BoundLogger", "configure_logging", "get_logger")
+
+_ROOT = "aexec"
+
+
+def get_logger(name: str = _ROOT, **facts: Any) -> BoundLogger:
+    """Return a logger with ``facts`` bound: ``get_logger("aexec.worker", rank=3)``.
+
+    What the program binds with ``structlog.contextvars``, as a web request's id, is in
+    each record too. ``bind`` makes a logger that knows more: ``log.bind(step=7)``.
+    """
+    return BoundLogger(logging.getLogger(name), (_keep, _with_context, _to_record), facts)
+
+
+def _keep(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return structlog.stdlib.filter_by_level(logger, method, event)
+
+
+def _with_context(_logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return structlog.contextvars.merge_contextvars(_logger, method, event)
+
+
+def _to_record(_logger: Any, _method: str, event: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
+    """Turn structlog's dictionary into the arguments of ``logging.Logger.log``."""
+    said = {name: event.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in event}
+    text = event.pop("event")
+    facts = dict(event)
+    return (" ".join((text, *_pairs(facts))),), {**said, "extra": {"aexec": {"event": text, **facts}}}
+
+
+def _pairs(facts: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value!r}" if " " in str(value) else f"{name}={value}" for name, value in facts.items()]
+
+
+def configure_logging(level: str | None = None, form: str | None = None, stream: TextIO | None = None) -> None:
+    """Show aexec's records; a second call replaces what the first one set up.
+
+    Args:
+        level: Least severe record that is shown; None takes ``AEXEC_LOG_LEVEL``.
+        form: ``console``, ``json`` or ``auto``; None takes ``AEXEC_LOG_FORMAT``.
+        stream: Where to, standard error by default.
+    """
+    target: TextIO = stream or sys.stderr
+    form = form or environ.LOG_FORMAT.read()
+    if form == "auto":
+        form = "console" if target.isatty() else "json"
+    handler = _Handler(target)
+    handler.setFormatter(_Json() if form == "json" else logging.Formatter(_CONSOLE, datefmt="%H:%M:%S"))
+    logger = logging.getLogger(_ROOT)
+    for earlier in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
+        logger.removeHandler(earlier)
+    logger.addHandler(handler)
+    logger.setLevel((level or environ.LOG_LEVEL.read()).upper())
+    logger.propagate = False
+
+
+_CONSOLE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Marks the handler that is ours to replace."""
+
+
+class _Json(logging.Formatter):
+    """One JSON object per record: the facts under their own names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON."""
+        facts: dict[str, Any] = getattr(record, "aexec", None) or {"event": record.getMessage()}
+        line = {"time": record.created, "level": record.levelname.lower(), "logger": record.name, **facts}
+        if record.exc_info:
+            line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(line, default=str)

@@ -1,0 +1,100 @@
+"""The worker class that ships: one rank of a model, behind a model runner."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from aexec.config import CacheConfig, ModelConfig
+from aexec.errors import ConfigError
+from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from aexec.messages.lifecycle import ModelInfo
+from aexec.messages.step import ExecuteModel, StepId
+from aexec.model.base import ModelRunner
+from aexec.model.build import build_runner
+from aexec.worker.context import WorkerContext
+
+__all__ = ("ModelWorker",)
+
+
+class ModelWorker:
+    """Builds a model runner and forwards to it; ``ExecuteModel.payload`` is a ``SchedulerOutput``.
+
+    Args:
+        context: The rank's place.
+        model_config: Which model.
+        cache_config: Sizes of the KV cache; None takes the defaults.
+
+    Raises:
+        MissingExtra: The model needs a package that is not installed.
+        ConfigError: The layout is not possible.
+    """
+
+    def __init__(
+        self, context: WorkerContext, model_config: ModelConfig, cache_config: CacheConfig | None = None
+    ) -> None:
+        self.context = context
+        parallel = context.config.parallel
+        self.runner: ModelRunner = build_runner(
+            model_config,
+            cache_config or CacheConfig(),
+            tp_rank=context.tp_rank,
+            tp_size=parallel.tensor_parallel_size,
+            pp_rank=context.pp_rank,
+            pp_size=parallel.pipeline_parallel_size,
+            device=context.device,
+            progress=context.progress,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ModelWorker rank {self.context.rank}: {self.runner!r}>"
+
+    def init_device(self) -> None:
+        """Share the cores among the workers of this node; a worker alone keeps them all."""
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and self.context.world_size > 1:
+            share = max(1, len(os.sched_getaffinity(0)) // self.context.world_size)
+            torch.set_num_threads(min(torch.get_num_threads(), share))
+
+    def load_model(self) -> None:
+        """Load this rank's weights."""
+        self.runner.load_model()
+
+    def determine_available_memory(self) -> int:
+        """Bytes that the KV cache of this rank may take."""
+        return self.runner.determine_available_memory()
+
+    def initialize_cache(self, available_bytes: int) -> None:
+        """Allocate the KV cache.
+
+        Args:
+            available_bytes: What every rank can spare.
+        """
+        self.runner.initialize_cache(available_bytes)
+
+    def compile_or_warm_up(self) -> None:
+        """Run once what the first request would otherwise pay for."""
+        self.runner.compile_or_warm_up()
+
+    def model_info(self) -> ModelInfo:
+        """Facts about the model."""
+        return self.runner.info()
+
+    def execute_model(self, step: ExecuteModel) -> ModelRunnerOutput | None:
+        """Run the forward pass; a step without tokens only updates requests, and has an empty result.
+
+        Raises:
+            ConfigError: The payload is not a ``SchedulerOutput``.
+        """
+        if not isinstance(step.payload, SchedulerOutput):
+            raise ConfigError(
+                f"step {step.step} carries {type(step.payload).__name__}: ModelWorker runs a SchedulerOutput; "
+                "for payloads of your own bring a worker_cls"
+            )
+        self.runner.execute_model(step.payload)
+        return ModelRunnerOutput() if step.num_tokens == 0 else None
+
+    def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None) -> ModelRunnerOutput:  # noqa: ARG002
+        """Sample the oldest forward pass, which is that of ``step_id``."""
+        return self.runner.sample_tokens(grammar)

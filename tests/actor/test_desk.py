@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from typing import Any
+
+import anyio
+import pytest
+
+from aexec.actor import Actor, ActorSystem, handles
+from aexec.errors import ActorDied, ActorError, CallTimeout
+from aexec.messages.base import Message
+
+pytestmark = pytest.mark.anyio
+on_asyncio = pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"debug": True}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+
+
+class Work(Message[str], frozen=True):
+    """Awaits ``gates[key]``, unless it is open."""
+
+    key: str = ""
+
+
+class Shielded(Message[str], frozen=True):
+    key: str = ""
+
+
+class Parallel(Message[str], frozen=True):
+    key: str = ""
+
+
+class Ping(Message[str], frozen=True):
+    pass
+
+
+class SlowPing(Message[str], frozen=True):
+    key: str = ""
+
+
+class Payload(Message[int], frozen=True):
+    body: Any
+
+
+class Raise(Message[None], frozen=True):
+    error: BaseException
+
+
+class Gates:
+    """Lets a test hold the handlers of an actor, and see what they do."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, anyio.Event] = {}
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.cancelled: list[str] = []
+
+    def open(self, *keys: str) -> None:
+        for key in keys:
+            self.gates.setdefault(key, anyio.Event()).set()
+
+    async def begun_all(self, *keys: str) -> None:
+        with anyio.fail_after(5):
+            while not set(keys) <= set(self.begun):
+                await anyio.sleep(0)
+
+    async def ended_all(self, *keys: str) -> None:
+        with anyio.fail_after(5):
+            while not set(keys) <= {*self.ended, *self.cancelled}:
+                await anyio.sleep(0)
+
+    async def work(self, key: str) -> str:
+        self.begun.append(key)
+        try:
+            if key:
+                await self.gates.setdefault(key, anyio.Event()).wait()
+        except BaseException:
+            self.cancelled.append(key)
+            raise
+        self.ended.append(key)
+        return key
+
+
+class Worker(Actor):
+    def __init__(self, gates: Gates) -> None:
+        self.gates = gates
+
+    @handles(Work)
+    async def work(self, message: Work) -> str:
+        return await self.gates.work(message.key)
+
+    @handles(Shielded, shield=True)
+    async def shielded(self, message: Shielded) -> str:
+        return await self.gates.work(message.key)
+
+    @handles(Parallel, concurrent=2)
+    async def parallel(self, message: Parallel) -> str:
+        return await self.gates.work(message.key)
+
+    @handles(Ping, lane="urgent")
+    def ping(self, message: Ping) -> str:
+        self.gates.begun.append("ping")
+        return "pong"
+
+    @handles(SlowPing, lane="urgent")
+    async def slow_ping(self, message: SlowPing) -> str:
+        return await self.gates.work(message.key)
+
+    @handles(Payload)
+    def payload(self, message: Payload) -> int:
+        return len(message.body)
+
+    @handles(Raise)
+    async def throw(self, message: Raise) -> None:
+        raise message.error
+
+
+@pytest.fixture
+def gates() -> Gates:
+    return Gates()
+
+
+@pytest.fixture
+async def worker(system, gates):
+    return await system.using(name="worker", mailbox=16).spawn(Worker, gates)
+
+
+# ---------------------------------------------------------------- one at a time, and the exceptions to it
+
+
+async def test_messages_are_handled_one_at_a_time(worker, gates):
+    """The next message begins when the one before has ended, across its awaits."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("a"))
+        await gates.begun_all("a")
+        tasks.start_soon(worker.ask, Work("b"))
+        await anyio.wait_all_tasks_blocked()
+        assert gates.begun == ["a"]
+        assert worker.statistics().in_hand == 1
+        gates.open("a", "b")
+    assert gates.ended == ["a", "b"]
+
+
+async def test_an_urgent_message_is_handled_while_a_handler_awaits(worker, gates):
+    """A ping is answered at once although a slow handler is in hand."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("slow"))
+        await gates.begun_all("slow")
+        assert await worker.ask(Ping(), timeout=1.0) == "pong"
+        assert await worker.ask(Ping(), timeout=1.0) == "pong"
+        assert gates.ended == []
+        gates.open("slow")
+
+
+async def test_an_urgent_message_goes_before_those_that_wait(worker, gates):
+    """An urgent message is begun before normal ones that were sent earlier."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("a"))
+        await gates.begun_all("a")
+        worker.tell_nowait(Work("b"))
+        worker.tell_nowait(Ping())
+        gates.open("a", "b")
+    await gates.ended_all("b")
+    assert gates.begun == ["a", "ping", "b"]
+
+
+async def test_the_urgent_lane_is_serial_too(worker, gates):
+    """While an urgent handler awaits beside a normal one, normal messages go on and urgent ones wait."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("a"))
+        await gates.begun_all("a")
+        tasks.start_soon(worker.ask, SlowPing("urgent"))
+        await gates.begun_all("urgent")
+        tasks.start_soon(worker.ask, SlowPing("second"))
+        tasks.start_soon(worker.ask, Work("b"))
+        gates.open("a")
+        await gates.begun_all("b")
+        assert "second" not in gates.begun
+        gates.open("b", "urgent", "second")
+    assert set(gates.ended) == {"a", "b", "urgent", "second"}
+
+
+async def test_concurrent_handlers_run_side_by_side_up_to_their_number(worker, gates):
+    """concurrent=2 lets two run beside other messages; the third begins when one has ended."""
+    async with anyio.create_task_group() as tasks:
+        for key in "abc":
+            tasks.start_soon(worker.ask, Parallel(key))
+            await anyio.wait_all_tasks_blocked()
+        assert gates.begun == ["a", "b"]
+        assert await worker.ask(Work()) == ""
+        assert worker.statistics().mailbox.queued == 1
+        gates.open("b")
+        await gates.begun_all("c")
+        assert gates.ended == ["", "b"]
+        gates.open("a", "c")
+
+
+async def test_a_held_back_message_can_be_cancelled(worker, gates):
+    """A message that waits for a concurrent= slot is taken back like any other."""
+    async with anyio.create_task_group() as tasks:
+        for key in "ab":
+            tasks.start_soon(worker.ask, Parallel(key))
+        await gates.begun_all("a", "b")
+        with anyio.move_on_after(0.01):
+            await worker.ask(Parallel("c"))
+        with pytest.raises(CallTimeout) as caught:
+            await worker.ask(Parallel("d"), timeout=0.01)
+        gates.open("a", "b")
+    assert not caught.value.started
+    assert set(gates.begun) == {"a", "b"}
+    assert worker.statistics().mailbox.queued == 0
+
+
+async def test_plain_handlers_do_not_keep_the_loop(system, gates):
+    """An actor with much to do lets other tasks run in between."""
+
+    class Endless(Actor):
+        @handles(Ping)
+        def ping(self, message: Ping) -> str:
+            self.context.ref.tell_nowait(Ping())
+            return ""
+
+    ref = await system.spawn(Endless)
+    await ref.tell(Ping())
+    gaps = []
+    for _ in range(20):
+        before = time.monotonic()
+        await anyio.sleep(0)
+        gaps.append(time.monotonic() - before)
+    assert min(gaps) < 0.05
+    assert ref.statistics().handled > 20
+
+
+# ---------------------------------------------------------------- cancellation
+
+
+async def test_cancelling_the_asker_cancels_the_handler(worker, gates):
+    """The handler is cancelled where it awaits, and the actor goes on."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("a"))
+        await gates.begun_all("a")
+        tasks.cancel_scope.cancel()
+    await gates.ended_all("a")
+    assert gates.cancelled == ["a"]
+    assert await worker.ask(Work()) == ""
+    assert worker.statistics().cancelled == 1
+
+
+async def test_cancellation_goes_down_a_chain_of_asks(system, worker, gates):
+    """The handler of a handler's ask is cancelled as well."""
+
+    class Outer(Actor):
+        @handles(Work)
+        async def work(self, message: Work) -> str:
+            return await worker.ask(message)
+
+    outer = await system.spawn(Outer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outer.ask, Work("a"))
+        await gates.begun_all("a")
+        tasks.cancel_scope.cancel()
+    await gates.ended_all("a")
+    assert gates.cancelled == ["a"]
+
+
+async def test_a_shielded_handler_runs_to_its_end(worker, gates):
+    """With shield=True the asker goes, the handler stays, and its late reply is counted and dropped."""
+    with anyio.move_on_after(0.01):
+        await worker.ask(Shielded("a"))
+    with pytest.raises(CallTimeout, match="never started"):
+        await worker.ask(Work(), timeout=0.01)
+    gates.open("a")
+    assert await worker.ask(Work()) == ""
+    assert gates.ended == ["a", ""]
+
+
+async def test_a_late_reply_is_counted_and_dropped(system, worker, gates):
+    """A reply that comes after its asker's deadline goes nowhere."""
+    with pytest.raises(CallTimeout, match="had started"):
+        await worker.ask(Shielded("a"), timeout=0.01)
+    gates.open("a")
+    assert await worker.ask(Work()) == ""
+    assert system.statistics().late_replies == 1
+
+
+async def test_a_concurrent_handler_is_cancelled_alone(worker, gates):
+    """Of two that run side by side, only the one whose asker has gone is cancelled."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Parallel("a"))
+        await gates.begun_all("a")
+        with anyio.move_on_after(0.01):
+            await worker.ask(Parallel("b"))
+        await gates.ended_all("b")
+        assert (gates.cancelled, gates.ended) == (["b"], [])
+        gates.open("a")
+    assert gates.ended == ["a"]
+
+
+async def test_a_handler_may_clean_up_when_it_is_cancelled(system, gates):
+    """An await in the clean-up of a cancelled handler is not cut short by a second cancellation."""
+
+    class Tidy(Actor):
+        @handles(Work)
+        async def work(self, message: Work) -> str:
+            try:
+                return await gates.work(message.key)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.01)
+                gates.ended.append("tidied")
+
+    ref = await system.spawn(Tidy)
+    with pytest.raises(CallTimeout):
+        await ref.ask(Work("a"), timeout=0.01)
+    await gates.ended_all("tidied")
+    assert gates.ended == ["tidied"]
+
+
+async def test_scopes_of_a_handler_and_its_cancellation_do_not_mix(system, gates):
+    """A handler's own time limits and task groups work, and so does the next message after each of them."""
+
+    class Scoped(Actor):
+        @handles(Work)
+        async def work(self, message: Work) -> str:
+            with anyio.move_on_after(0.005) as scope:
+                await anyio.sleep_forever()
+            assert scope.cancelled_caught
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(gates.work, message.key)
+            return message.key
+
+    ref = await system.spawn(Scoped)
+    for _ in range(3):
+        with pytest.raises(CallTimeout):
+            await ref.ask(Work("shut"), timeout=0.05)
+        gates.open("open")
+        assert await ref.ask(Work("open")) == "open"
+
+
+@on_asyncio
+async def test_only_the_cancelled_callers_end(system, gates):
+    """G28, G29: of 20 callers some are cancelled in each of asyncio's ways, two of them in one turn; only they end."""
+
+    async def timed(seconds: float, key: str) -> str:
+        async with asyncio.timeout(seconds):
+            return await worker.ask(Parallel(key))
+
+    async def scoped(seconds: float, key: str) -> str | None:
+        with anyio.move_on_after(seconds):
+            return await worker.ask(Parallel(key))
+        return None
+
+    class Wide(Actor):
+        @handles(Parallel, concurrent=20)
+        async def parallel(self, message: Parallel) -> str:
+            return await gates.work(message.key)
+
+    worker = await system.spawn(Wide)
+    keys = [f"caller-{number}" for number in range(20)]
+    plain = [asyncio.create_task(worker.ask(Parallel(key))) for key in keys[:18]]
+    by_timeout = asyncio.create_task(timed(0.02, keys[18]))
+    by_scope = asyncio.create_task(scoped(0.02, keys[19]))
+    await gates.begun_all(*keys)
+    for task in plain[:2]:
+        task.cancel()
+    with pytest.raises(TimeoutError):
+        await by_timeout
+    assert await by_scope is None
+    await gates.ended_all(*keys[:2], *keys[18:])
+    assert set(gates.cancelled) == {*keys[:2], *keys[18:]}
+    assert [task.cancelled() for task in plain[:2]] == [True, True]
+    gates.open(*keys)
+    assert await asyncio.gather(*plain[2:]) == keys[2:18]
+
+
+@on_asyncio
+async def test_a_cancellation_from_within_is_not_the_askers(system):
+    """A handler that awaits what somebody else has cancelled fails; its asker is not cancelled for it."""
+
+    class Unlucky(Actor):
+        @handles(Work)
+        async def work(self, message: Work) -> str:
+            task = asyncio.create_task(asyncio.sleep(10))
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await task
+            return ""
+
+    ref = await system.spawn(Unlucky)
+    with pytest.raises(ActorError, match="awaited something that somebody else had cancelled"):
+        await ref.ask(Work())
+    assert ref.is_alive
+
+
+@on_asyncio
+async def test_a_reply_and_a_cancellation_in_one_turn_leave_nothing_unseen(system):
+    """An error that arrives in the very turn in which its asker is cancelled is not reported as never retrieved."""
+
+    class Raising(Actor):
+        @handles(Work)
+        async def work(self, message: Work) -> str:
+            asyncio.get_running_loop().call_soon(task.cancel)
+            raise ValueError("unseen")
+
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    ref = await system.spawn(Raising)
+    task = asyncio.create_task(ref.ask(Work()))
+    with pytest.raises((asyncio.CancelledError, ValueError)):
+        await task
+    del task
+    gc.collect()
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert seen == []
+
+
+# ---------------------------------------------------------------- what is left
+
+
+async def test_an_idle_actor_holds_on_to_no_message(worker):
+    """Once it is answered, neither message nor reply is kept alive by the actor."""
+
+    class Body(list):
+        pass
+
+    body = Body("abc")
+    gone = weakref.ref(body)
+    assert await worker.ask(Payload(body)) == 3
+    del body
+    gc.collect()
+    assert gone() is None
+
+
+async def test_statistics_say_what_was_done(worker, gates):
+    """Counts and seconds of an actor are typed and right."""
+    await worker.ask(Ping())
+    await worker.ask(Work())
+    with pytest.raises(ValueError, match="x"):
+        await worker.ask(Raise(ValueError("x")))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("a"))
+        await gates.begun_all("a")
+        worker.tell_nowait(Work())
+        await anyio.sleep(0.01)
+        now = worker.statistics()
+        assert (now.handled, now.failed, now.cancelled, now.in_hand) == (2, 1, 0, 1)
+        assert (now.state, now.generation, now.mailbox.queued) == ("running", 1, 1)
+        assert now.oldest_seconds >= 0.005
+        gates.open("a")
+    await gates.ended_all("a")
+    assert worker.statistics().busy_seconds >= 0.005
+
+
+@on_asyncio
+async def test_what_nobody_may_swallow_ends_the_actor(gates):
+    """A BaseException of a handler is not swallowed: the asker gets ActorDied, and the error leaves the task."""
+
+    class Fatal(BaseException):
+        pass
+
+    async with ActorSystem() as system:
+        ref = await system.spawn(Worker, gates)
+        (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "worker-1"]
+        with pytest.raises(ActorDied, match="Fatal: no") as caught:
+            await ref.ask(Raise(Fatal("no")))
+        assert isinstance(caught.value.__cause__, Fatal)
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), Fatal)
+        assert not ref.is_alive
+        assert ref.statistics().state == "dead"
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_what_nobody_may_swallow_is_raised_on_close_under_trio():
+    """Under trio the error would be an internal one of the run; the system raises it when it is closed."""
+
+    class Fatal(BaseException):
+        pass
+
+    system = ActorSystem()
+    await system.open()
+    ref = await system.spawn(Worker, Gates())
+    with pytest.raises(ActorDied, match="Fatal: no"):
+        await ref.ask(Raise(Fatal("no")))
+    with pytest.raises(Fatal):
+        await system.aclose()
+    assert "closed" in repr(system)

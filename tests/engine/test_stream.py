@@ -1,0 +1,93 @@
+"""The hand-off merges what is not taken, keeps order, and ends once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from aexec.engine.stream import TokenStream
+from aexec.errors import RequestFailed
+from aexec.messages.request import TokenLogprobs
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_slow_reader_gets_all_that_waits_as_one_chunk():
+    """Text, tokens and log-probabilities are merged, and counted."""
+    stream = TokenStream("a", num_prompt_tokens=3)
+    entries = [TokenLogprobs(token, -0.5, 1, {}) for token in (7, 8)]
+    stream.put("one ", [7], entries[:1], prompt_logprobs=(None,))
+    stream.put("two", [8], entries[1:])
+    chunk = await stream.get()
+    assert (chunk.text, chunk.token_ids, chunk.logprobs) == ("one two", (7, 8), tuple(entries))
+    assert (chunk.prompt_logprobs, chunk.finish_reason) == ((None,), None)
+    assert (chunk.num_prompt_tokens, chunk.num_completion_tokens) == (3, 2)
+    stream.put("", [9])
+    stream.finish("stop", 9)
+    chunk = await stream.get()
+    assert (chunk.token_ids, chunk.logprobs, chunk.prompt_logprobs) == ((9,), None, None)
+    assert (chunk.finish_reason, chunk.stop_reason, chunk.num_completion_tokens) == ("stop", 9, 3)
+
+
+async def test_a_reader_waits_until_something_is_new():
+    """``get`` returns with the first token that is put."""
+    stream = TokenStream("a", 1)
+    reader = asyncio.create_task(stream.get())
+    await anyio.wait_all_tasks_blocked()
+    assert not reader.done()
+    stream.put("x", [1])
+    assert (await reader).text == "x"
+
+
+async def test_an_error_comes_after_what_was_put():
+    """The reader loses no token to a failure."""
+    stream = TokenStream("a", 1)
+    stream.put("x", [1])
+    stream.fail(RequestFailed("broken"))
+    assert (await stream.get()).text == "x"
+    for _ in range(2):
+        with pytest.raises(RequestFailed, match="broken"):
+            await stream.get()
+
+
+async def test_a_waiting_reader_learns_of_a_failure_at_once():
+    """Nothing was put, and nothing will be."""
+    stream = TokenStream("a", 1)
+    reader = asyncio.create_task(stream.get())
+    await anyio.wait_all_tasks_blocked()
+    stream.fail(RequestFailed("broken"))
+    with pytest.raises(RequestFailed):
+        await reader
+
+
+async def test_a_stream_has_one_reader():
+    """A second one is told so, and the first is not disturbed."""
+    stream = TokenStream("a", 1)
+    reader = asyncio.create_task(stream.get())
+    await anyio.wait_all_tasks_blocked()
+    with pytest.raises(anyio.BusyResourceError, match="stream of request a"):
+        await stream.get()
+    stream.put("x", [1])
+    assert (await reader).text == "x"
+
+
+async def test_a_cancelled_wait_takes_nothing():
+    """Whoever reads next gets the token."""
+    stream = TokenStream("a", 1)
+    with anyio.move_on_after(0):
+        await stream.get()
+    stream.put("x", [1])
+    assert (await stream.get()).text == "x"
+
+
+async def test_a_stream_prints_how_far_it_is():
+    """The repr tells what was taken, what waits and how it ended."""
+    stream = TokenStream("a", 1)
+    stream.put("x", [1, 2])
+    await stream.get()
+    stream.put("y", [3])
+    assert repr(stream) == "<TokenStream a: 2 tokens taken, 1 wait>"
+    stream.finish("length")
+    assert repr(stream) == "<TokenStream a: 2 tokens taken, 1 wait, finished: length>"

@@ -1,0 +1,141 @@
+"""``LLM``: the engine without ``await``, on a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from aexec import LLM, AsyncLLM, SamplingParams
+from aexec.engine.sync import LLM as EngineLLM
+from aexec.errors import ConfigError, ExecutorClosed, InvalidRequest
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("dummy") as opened:
+        yield opened
+
+
+def test_several_prompts_run_at_once_and_come_back_in_order(llm):
+    """Text and token ids may be mixed."""
+    before = llm.statistics().num_steps
+    completions = llm.generate(["one", [116, 119, 111]], GREEDY)
+    assert [completion.num_prompt_tokens for completion in completions] == [3, 3]
+    assert llm.statistics().num_steps - before <= 2 * 8
+    assert completions[1].token_ids == llm.generate("two", GREEDY)[0].token_ids
+
+
+@pytest.mark.parametrize(("prompts", "count"), [("text", 1), ([65, 66], 1), (["a", "b"], 2), ([[65], [66]], 2), ([], 0)])
+def test_one_prompt_or_several_give_a_list(llm, prompts, count):
+    """A text is one prompt, and so is a sequence of token ids."""
+    assert len(llm.generate(prompts, GREEDY)) == count
+
+
+def test_sampling_may_differ_from_prompt_to_prompt(llm):
+    """One value for each prompt; another number of them is an error."""
+    each = [SamplingParams(max_tokens=number, temperature=0.0) for number in (2, 5)]
+    assert [len(completion.token_ids) for completion in llm.generate(["a", "b"], each)] == [2, 5]
+    with pytest.raises(ValueError, match="shorter"):
+        llm.generate(["a", "b", "c"], each)
+
+
+def test_a_bad_prompt_fails_the_call_with_its_own_error(llm):
+    """No group of errors around it, and the engine goes on."""
+    with pytest.raises(InvalidRequest, match="empty text"):
+        llm.generate(["good", ""], GREEDY)
+    assert llm.statistics().blocks.num_holders == 0
+
+
+def test_more_prompts_than_may_wait_are_all_answered():
+    """The façade holds back what the queue would turn away."""
+    with LLM("dummy", max_num_seqs=2, max_num_waiting=3) as llm:
+        assert len(llm.generate(["x"] * 20, GREEDY)) == 20
+
+
+@pytest.mark.anyio
+async def test_it_works_where_a_loop_runs_already(llm):
+    """As in a notebook; the running loop is neither used nor patched."""
+    loop = asyncio.get_running_loop()
+    (completion,) = llm.generate("Hello", GREEDY)
+    assert completion.finish_reason == "length"
+    assert asyncio.get_running_loop() is loop
+
+
+def test_calls_may_come_from_several_threads(llm):
+    """They share the engine's steps."""
+    results: list[tuple[int, ...]] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(llm.generate("same", GREEDY)[0].token_ids)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert len(set(results)) == 1
+
+
+def test_the_thread_ends_with_the_engine():
+    """Closing may be said twice; nothing is left, and a closed engine says so."""
+    llm = LLM("dummy")
+    assert repr(llm) == "<LLM 'dummy': closed>"
+    with llm:
+        assert repr(llm) == "<LLM 'dummy': open>"
+        assert any(thread.name == "aexec-dummy" for thread in threading.enumerate())
+    llm.close()
+    assert not any(thread.name == "aexec-dummy" for thread in threading.enumerate())
+    with pytest.raises(ExecutorClosed, match="use `with` around it"):
+        llm.generate("x")
+
+
+def test_a_failed_start_leaves_no_thread():
+    """What ``open`` raised is what the workers raised."""
+    with pytest.raises(ConfigError, match="the dummy has no setting 'nonsense'"):
+        LLM("dummy:nonsense=1").open()
+    assert not any(thread.name.startswith("aexec-dummy:") for thread in threading.enumerate())
+
+
+def test_both_facades_describe_their_settings():
+    """``help()`` shows what can be set."""
+    assert "max_num_batched_tokens: The token budget of a step." in (AsyncLLM.__doc__ or "")
+    assert LLM.__doc__ == EngineLLM.__doc__
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from aexec import LLM, SamplingParams
+
+with LLM("dummy:forward_seconds=0.005,max_model_len=100000", num_blocks=8000) as llm:
+    def press():
+        while llm.statistics().num_steps < 5:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=press).start()
+    try:
+        llm.generate("long", SamplingParams(max_tokens=90000))
+    except KeyboardInterrupt:
+        print("interrupted", llm.statistics().blocks.num_holders, llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
+"""
+
+FORGOTTEN = """
+from aexec import LLM, SamplingParams
+llm = LLM("dummy").open()
+print(llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [(INTERRUPTED, "interrupted 0 length"), (FORGOTTEN, "length")], ids=["ctrl-c", "forgotten"]
+)
+def test_a_program_ends_cleanly(program, said):
+    """Ctrl-C reaches a waiting call, aborts it and leaves the engine usable; a forgotten close does not hang."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == (said, "", 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

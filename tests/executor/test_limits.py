@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from aexec.errors import CallTimeout, ConfigError
+from aexec.executor.limits import check_ranks, check_timeout
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0, -1.0])
+def test_a_limit_of_nothing_is_past_already(timeout):
+    """G04: it fails at once, and never means "no limit"."""
+    with pytest.raises(CallTimeout, match="echo passed its limit of 0 s") as caught:
+        check_timeout("echo", timeout)
+    assert not caught.value.started
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), "1", True])
+def test_a_limit_is_a_finite_number(timeout):
+    """G04: what is not one is refused, and the error names the value."""
+    with pytest.raises(ConfigError, match=r"timeout of echo is .*: expected a finite number of seconds, or None"):
+        check_timeout("echo", timeout)
+
+
+def test_only_none_means_no_limit():
+    """In words."""
+    assert check_timeout("echo", None) is None
+    assert check_timeout("echo", 2) == 2.0
+
+
+def test_ranks_come_in_rank_order():
+    """None means all."""
+    assert check_ranks(None, 3) == (0, 1, 2)
+    assert check_ranks([2, 0], 3) == (0, 2)
+
+
+@pytest.mark.parametrize("ranks", [[], [3], [-1], [0, 0]])
+def test_ranks_exist_and_are_named_once(ranks):
+    """The error shows the ranks there are."""
+    with pytest.raises(ConfigError, match="expected distinct ranks from 0 to 2"):
+        check_ranks(ranks, 3)

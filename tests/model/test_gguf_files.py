@@ -1,0 +1,138 @@
+"""GGUF files: converted once, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from aexec.errors import MissingExtra, ModelLoadError, ModelNotFound
+from aexec.model import gguf_files, hooks
+from aexec.model.gguf_files import converted
+from aexec.model.sources import resolve_model
+
+
+def gguf(tmp_path: Path, contents: bytes = b"weights", name: str = "model.gguf") -> Path:
+    path = tmp_path / name
+    path.write_bytes(b"GGUF" + contents)
+    return path
+
+
+def fake_conversion(source: Path, target: Path) -> None:
+    (target / "config.json").write_text("{}")
+    (target / "model.safetensors").write_bytes(source.read_bytes())
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    """Stands in for transformers; lists what was converted."""
+    done: list[Path] = []
+
+    def convert(source: Path, target: Path) -> None:
+        done.append(source)
+        fake_conversion(source, target)
+
+    monkeypatch.setattr(hooks, "convert_gguf", convert)
+    return done
+
+
+def test_a_file_is_converted_once(tmp_path, conversions) -> None:
+    """The second time its conversion is found, under whatever path the same file lies."""
+    first = converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+    copy = gguf(tmp_path, name="copy.gguf").rename(tmp_path / "cache" / "model.gguf")
+    assert converted(copy, cache_dir=tmp_path / "cache") == first
+    assert len(conversions) == 1
+    assert (first / "config.json").is_file()
+
+
+def test_a_changed_file_is_converted_anew(tmp_path, conversions) -> None:
+    """The name of a conversion is made of the file's contents."""
+    before = converted(gguf(tmp_path, b"one"), cache_dir=tmp_path / "cache")
+    assert converted(gguf(tmp_path, b"two"), cache_dir=tmp_path / "cache") != before
+    assert len(conversions) == 2
+
+
+def test_two_at_once_end_with_one_whole_conversion(tmp_path, monkeypatch) -> None:
+    """Both write to a draft of their own; the first to finish wins and the other takes its result."""
+    source, cache, both = gguf(tmp_path), tmp_path / "cache", threading.Barrier(2)
+
+    def convert(source: Path, target: Path) -> None:
+        both.wait(timeout=10)
+        fake_conversion(source, target)
+
+    monkeypatch.setattr(hooks, "convert_gguf", convert)
+    monkeypatch.setattr(hooks, "silent", lambda *_: nullcontext())  # its lock is for one process; here are two
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(converted(source, cache_dir=cache))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert found[0] == found[1]
+    assert [path.name for path in (cache / "models").iterdir()] == [found[0].name]
+    assert (found[0] / "config.json").is_file()
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch) -> None:
+    """The error names the file, and the next attempt starts afresh."""
+
+    def convert(_source: Path, target: Path) -> None:
+        (target / "half").touch()
+        raise KeyError("blk.0.attn_q.weight")
+
+    monkeypatch.setattr(hooks, "convert_gguf", convert)
+    with pytest.raises(ModelLoadError, match=r"model.gguf could not be converted: KeyError: 'blk.0.attn_q.weight'"):
+        converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+    assert list((tmp_path / "cache" / "models").iterdir()) == []
+
+
+def test_leftovers_of_killed_conversions_are_swept(tmp_path, conversions) -> None:
+    """Old drafts go, young ones may still be written to."""
+    home = tmp_path / "cache" / "models"
+    for name in (".draft-old", ".draft-young"):
+        (home / name).mkdir(parents=True)
+    os.utime(home / ".draft-old", (1, 1))
+    converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+    assert sorted(path.name for path in home.glob(".draft-*")) == [".draft-young"]
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path) -> None:
+    """By its first bytes; its name proves nothing."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"PK\x03\x04....")
+    with pytest.raises(ModelLoadError, match=r"is no GGUF file: it begins with b'PK.*expected b'GGUF'"):
+        converted(path, cache_dir=tmp_path)
+
+
+def test_a_damaged_gguf_file_is_refused(tmp_path) -> None:
+    """What the libraries raise over it comes out as one error of ours, with the file's name."""
+    with pytest.raises(ModelLoadError, match=r"model.gguf could not be converted"):
+        converted(gguf(tmp_path, b"\x03\x00\x00\x00"), cache_dir=tmp_path / "cache")
+
+
+def test_a_missing_library_names_the_extra(tmp_path, monkeypatch) -> None:
+    """And the command that installs it."""
+
+    def import_module(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(gguf_files.importlib, "import_module", import_module)
+    with pytest.raises(MissingExtra, match=r"accelerate is not installed.*pip install 'aexec\[models\]'"):
+        converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_says_which_variable_moves_it(tmp_path) -> None:
+    """A file stands where the directory should be."""
+    (tmp_path / "cache").write_text("in the way")
+    with pytest.raises(ModelLoadError, match=r"set AEXEC_CACHE_DIR elsewhere"):
+        converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+
+
+def test_an_empty_conversion_is_not_taken_for_a_model(tmp_path, monkeypatch) -> None:
+    """The result is opened like any directory."""
+    monkeypatch.setattr(hooks, "convert_gguf", lambda _source, _target: None)
+    with pytest.raises(ModelNotFound, match=r"holds no config.json"):
+        resolve_model(str(gguf(tmp_path)), cache_dir=tmp_path / "cache")

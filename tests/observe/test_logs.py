@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+
+from aexec.observe import configure_logging, get_logger
+
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
+
+def test_facts_are_bound_once_and_in_every_record(caplog: pytest.LogCaptureFixture) -> None:
+    """Actor, rank and step stand in the text, and as data beside it."""
+    caplog.set_level(logging.INFO, "aexec")
+    log = get_logger("aexec.worker", actor="worker-3", rank=3).bind(step=7)
+    log.info("step finished", seconds=0.25)
+    (record,) = caplog.records
+    assert record.getMessage() == "step finished actor=worker-3 rank=3 step=7 seconds=0.25"
+    assert record.aexec == {"event": "step finished", "actor": "worker-3", "rank": 3, "step": 7, "seconds": 0.25}
+    assert (record.name, record.levelname) == ("aexec.worker", "INFO")
+
+
+def test_what_the_program_binds_is_in_our_records(caplog: pytest.LogCaptureFixture) -> None:
+    """A web request's id, bound with structlog's contextvars, reaches aexec's lines."""
+    with structlog.contextvars.bound_contextvars(http_request="r-1"):
+        get_logger().warning("slow call")
+    assert caplog.messages == ["slow call http_request=r-1"]
+
+
+def test_a_text_with_spaces_or_percent_signs_is_kept_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """Values with spaces are quoted, and no percent sign is taken for a format."""
+    get_logger(model="two words").warning("100 % of it")
+    assert caplog.messages == ["100 % of it model='two words'"]
+
+
+def test_nothing_is_configured_by_importing() -> None:
+    """A library leaves logging to the program: no handler, no level of its own."""
+    logger = logging.getLogger("aexec")
+    assert (logger.handlers, logger.level, logger.propagate) == ([], logging.NOTSET, True)
+
+
+def test_configuring_twice_writes_each_record_once() -> None:
+    """The second call replaces what the first one set up."""
+    first, second = io.StringIO(), io.StringIO()
+    configure_logging("info", "console", first)
+    configure_logging("info", "console", second)
+    get_logger("aexec.cli").info("ready", model="dummy")
+    assert first.getvalue() == ""
+    assert second.getvalue().endswith("INFO    aexec.cli: ready model=dummy\n")
+
+
+def test_json_has_the_facts_under_their_names_and_the_traceback() -> None:
+    """Off a terminal a record is one JSON object a line."""
+    stream = io.StringIO()
+    configure_logging("info", "auto", stream)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        get_logger(rank=1).exception("failed", when=object)
+    line = json.loads(stream.getvalue())
+    assert {"event": "failed", "rank": 1, "level": "error", "logger": "aexec"}.items() <= line.items()
+    assert line["traceback"].endswith("ValueError: no\n")
+
+
+def test_levels_below_the_limit_are_not_shown() -> None:
+    """AEXEC_LOG_LEVEL's default shows warnings and worse."""
+    stream = io.StringIO()
+    configure_logging(None, "console", stream)
+    get_logger().info("quiet")
+    get_logger().warning("loud")
+    assert [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()] == ["loud"]

@@ -1,0 +1,34 @@
+"""What ``import aexec`` costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIMIT_MS = 150.0
+HEAVY = ("torch", "ray", "zmq", "transformers", "numpy", "anyio", "structlog", "msgspec", "asyncio")
+MEASURE = """
+import sys, time
+start = time.perf_counter()
+import aexec
+print((time.perf_counter() - start) * 1e3)
+print(*(name for name in {names!r} if name in sys.modules))
+"""
+
+
+def imported() -> tuple[float, list[str]]:
+    """Import aexec in a fresh interpreter; return milliseconds and the heavy modules it loaded."""
+    command = [sys.executable, "-c", MEASURE.format(names=HEAVY)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    milliseconds, loaded = output.split("\n")[:2]
+    return float(milliseconds), loaded.split()
+
+
+def test_importing_aexec_is_quick() -> None:
+    """The best of five imports takes less than 150 ms."""
+    assert min(imported()[0] for _ in range(5)) < LIMIT_MS
+
+
+def test_importing_aexec_loads_nothing_heavy() -> None:
+    """No torch, no ray, no zmq, no transformers; not even the core's own dependencies."""
+    assert imported()[1] == []
