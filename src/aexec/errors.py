@@ -377,7 +377,7 @@ class WorkerDied(AexecError):
 
 
 def note(error: BaseException, text: str) -> Any:
-    """Attach a line to an error, once; returns the error for ``raise note(error, ...)``."""
+    """Attach a line to an error, once, and return the error, so that it can be raised."""
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)
     return error

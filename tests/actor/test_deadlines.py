@@ -95,11 +95,20 @@ def test_a_timer_that_is_called_off_is_not_called(clock, deadlines):
     assert repr(timer) == "<Timer over>"
 
 
-def test_entries_that_are_over_do_not_pile_up(clock, deadlines):
-    """With asks that end in time, the heap stays as small as the number that is pending."""
-    for step in range(50 * MIN_STALE):
+def test_entries_that_are_over_are_dropped_when_they_come_first(deadlines):
+    """With asks that end in time, the heap holds nothing."""
+    for step in range(10):
         deadlines.call_at(100.0 + step, lambda: None).cancel()
+        assert len(deadlines._heap) == 0
     assert len(deadlines) == 0
+
+
+def test_entries_that_are_over_do_not_pile_up(deadlines):
+    """Behind one that is pending, they are thrown out when they are the greater part."""
+    deadlines.call_at(1.0, lambda: None)
+    for step in range(20 * MIN_STALE):
+        deadlines.call_at(100.0 + step, lambda: None).cancel()
+    assert len(deadlines) == 1
     assert len(deadlines._heap) <= 2 * MIN_STALE
 
 
@@ -109,7 +118,7 @@ def test_compaction_keeps_what_is_pending(clock, deadlines):
     for number in range(10):
         deadlines.call_at(50.0 + number, lambda number=number: called.append(number))
     for _ in range(10 * MIN_STALE):
-        deadlines.call_at(10.0, lambda: None).cancel()
+        deadlines.call_at(90.0, lambda: None).cancel()
     assert len(deadlines) == 10
     clock.advance(100)
     assert called == list(range(10))

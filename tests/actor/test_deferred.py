@@ -4,7 +4,9 @@ import gc
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+import structlog
 
 from aexec.actor import Actor, Deferred, handles
 from aexec.errors import ActorError, ActorStopped, CallTimeout
@@ -42,7 +44,7 @@ class Owner(Actor):
     async def owes(self, number: int) -> None:
         with anyio.fail_after(5):
             while len(self.replies) < number:
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
 
 
 @pytest.fixture
@@ -113,6 +115,29 @@ async def test_the_owner_is_told_that_the_asker_has_gone(system, owner, how):
     assert system.statistics().late_replies == 1
 
 
+async def test_a_late_error_is_dropped_too(system, owner):
+    """An error that is given after the asker has gone is counted like a late reply."""
+    ref, actor = owner
+    with anyio.move_on_after(0.01):
+        await ref.ask(Later())
+    actor.replies[0].fail(ValueError("late"))
+    assert system.statistics().late_replies == 1
+
+
+async def test_a_callback_that_raises_is_logged(owner):
+    """A broken on_cancel callback keeps nobody from being told."""
+    ref, actor = owner
+    with structlog.testing.capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.ask, Later())
+            await actor.owes(1)
+            actor.replies[0].on_cancel(lambda: 1 / 0)
+            actor.replies[0].on_cancel(lambda: actor.gone.append("last"))
+            tasks.cancel_scope.cancel()
+    assert actor.gone == ["gone", "last"]
+    assert [line["event"] for line in logs] == ["callback failed"]
+
+
 async def test_a_dropped_reply_ends_its_ask_at_once(system, owner):
     """A deferred reply that nobody can give any longer is an error, and a dead letter."""
     ref, actor = owner
@@ -166,7 +191,7 @@ async def test_a_reply_may_be_given_before_the_handler_returns(system):
         async def later(self, message: Later) -> Deferred[int]:
             reply = self.context.defer(message)
             reply.resolve(3)
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             return reply
 
     ref = await system.spawn(Prompt)

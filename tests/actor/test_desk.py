@@ -7,9 +7,11 @@ import weakref
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aexec.actor import Actor, ActorSystem, handles
+from aexec.actor._asyncio import AsyncioRuntime
 from aexec.errors import ActorDied, ActorError, CallTimeout
 from aexec.messages.base import Message
 
@@ -49,6 +51,14 @@ class Raise(Message[None], frozen=True):
     error: BaseException
 
 
+class RaiseAtOnce(Message[None], frozen=True):
+    error: BaseException
+
+
+class RaiseAside(Message[None], frozen=True):
+    error: BaseException
+
+
 class Gates:
     """Lets a test hold the handlers of an actor, and see what they do."""
 
@@ -65,12 +75,12 @@ class Gates:
     async def begun_all(self, *keys: str) -> None:
         with anyio.fail_after(5):
             while not set(keys) <= set(self.begun):
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
 
     async def ended_all(self, *keys: str) -> None:
         with anyio.fail_after(5):
             while not set(keys) <= {*self.ended, *self.cancelled}:
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
 
     async def work(self, key: str) -> str:
         self.begun.append(key)
@@ -115,6 +125,14 @@ class Worker(Actor):
 
     @handles(Raise)
     async def throw(self, message: Raise) -> None:
+        raise message.error
+
+    @handles(RaiseAtOnce)
+    def throw_at_once(self, message: RaiseAtOnce) -> None:
+        raise message.error
+
+    @handles(RaiseAside, concurrent=2)
+    async def throw_aside(self, message: RaiseAside) -> None:
         raise message.error
 
 
@@ -214,6 +232,21 @@ async def test_a_held_back_message_can_be_cancelled(worker, gates):
     assert worker.statistics().mailbox.queued == 0
 
 
+async def test_who_waits_for_room_comes_in_when_a_slot_is_free(system, gates):
+    """A mailbox full of messages that wait for a slot lets the next sender in as soon as one begins."""
+    ref = await system.using(mailbox=1).spawn(Worker, gates)
+    async with anyio.create_task_group() as tasks:
+        for key in "abc":
+            tasks.start_soon(ref.ask, Parallel(key))
+            await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(ref.ask, Work("other"))
+        await anyio.wait_all_tasks_blocked()
+        assert ref.statistics().mailbox == (1, 0, 0, 1, 1)
+        gates.open("a", "other")
+        await gates.ended_all("other")
+        gates.open("b", "c")
+
+
 async def test_plain_handlers_do_not_keep_the_loop(system, gates):
     """An actor with much to do lets other tasks run in between."""
 
@@ -228,7 +261,7 @@ async def test_plain_handlers_do_not_keep_the_loop(system, gates):
     gaps = []
     for _ in range(20):
         before = time.monotonic()
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         gaps.append(time.monotonic() - before)
     assert min(gaps) < 0.05
     assert ref.statistics().handled > 20
@@ -401,19 +434,73 @@ async def test_a_reply_and_a_cancellation_in_one_turn_leave_nothing_unseen(syste
     class Raising(Actor):
         @handles(Work)
         async def work(self, message: Work) -> str:
-            asyncio.get_running_loop().call_soon(task.cancel)
+            asyncio.get_running_loop().call_soon(asks[0].cancel)
             raise ValueError("unseen")
 
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
     ref = await system.spawn(Raising)
-    task = asyncio.create_task(ref.ask(Work()))
-    with pytest.raises((asyncio.CancelledError, ValueError)):
-        await task
-    del task
+    asks = [asyncio.create_task(ref.ask(Work()))]
+    await asyncio.wait(asks)
+    assert asks.pop().cancelled()
     gc.collect()
     asyncio.get_running_loop().set_exception_handler(None)
     assert seen == []
+
+
+@on_asyncio
+@pytest.mark.parametrize("message", [Ping(), Parallel()])
+async def test_a_caller_who_goes_in_the_same_turn_is_not_served(system, worker, gates, message):
+    """A message whose asker is cancelled before the actor has its turn is never started."""
+    ask = asyncio.create_task(worker.ask(message))
+    await asyncio.sleep(0)
+    ask.cancel()
+    await asyncio.wait([ask])
+    assert ask.cancelled()
+    assert await worker.ask(Work()) == ""
+    assert gates.begun == [""]
+    assert system.statistics().dead_letters.cancelled == 1
+    assert worker.statistics().mailbox.queued == 0
+
+
+async def test_a_deadline_that_passes_while_the_loop_is_busy_counts(system):
+    """A message whose deadline passed during a long plain handler is not started after it."""
+    begun: list[str] = []
+
+    class Busy(Actor):
+        @handles(Work)
+        def work(self, message: Work) -> str:
+            begun.append(message.key)
+            time.sleep(0.03)
+            return message.key
+
+    ref = await system.spawn(Busy)
+    ref.tell_nowait(Work("first"))
+    with pytest.raises(CallTimeout, match="it never started"):
+        await ref.ask(Work("second"), timeout=0.01)
+    assert begun == ["first"]
+    assert system.statistics().dead_letters.expired == 1
+
+
+@on_asyncio
+async def test_an_urgent_handler_may_be_concurrent(worker, gates, system):
+    """Urgent messages with slots of their own run side by side while a normal handler awaits."""
+
+    class Both(Worker):
+        @handles(Ping, lane="urgent", concurrent=2)
+        async def ping(self, message: Ping) -> str:
+            return await gates.work("urgent")
+
+    ref = await system.spawn(Both, gates)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ref.ask, Work("a"))
+        await gates.begun_all("a")
+        for _ in range(3):
+            tasks.start_soon(ref.ask, Ping())
+        await anyio.wait_all_tasks_blocked()
+        assert gates.begun == ["a", "urgent", "urgent"]
+        gates.open("a", "urgent")
+    assert gates.ended.count("urgent") == 3
 
 
 # ---------------------------------------------------------------- what is left
@@ -454,22 +541,25 @@ async def test_statistics_say_what_was_done(worker, gates):
 
 
 @on_asyncio
-async def test_what_nobody_may_swallow_ends_the_actor(gates):
+@pytest.mark.parametrize("kind", [Raise, RaiseAtOnce, RaiseAside])
+async def test_what_nobody_may_swallow_ends_the_actor(gates, kind, monkeypatch):
     """A BaseException of a handler is not swallowed: the asker gets ActorDied, and the error leaves the task."""
 
     class Fatal(BaseException):
         pass
 
+    tasks: list[asyncio.Task[None]] = []
+    start = AsyncioRuntime.start
+    monkeypatch.setattr(AsyncioRuntime, "start", lambda *args: tasks.append(start(*args)) or tasks[-1])
     async with ActorSystem() as system:
         ref = await system.spawn(Worker, gates)
-        (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "worker-1"]
         with pytest.raises(ActorDied, match="Fatal: no") as caught:
-            await ref.ask(Raise(Fatal("no")))
+            await ref.ask(kind(Fatal("no")))
         assert isinstance(caught.value.__cause__, Fatal)
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), Fatal)
         assert not ref.is_alive
-        assert ref.statistics().state == "dead"
+    await asyncio.wait(tasks)
+    assert any(isinstance(task.exception(), Fatal) for task in tasks)
+    assert ref.statistics().state == "dead"
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio"])

@@ -105,7 +105,10 @@ async def test_an_error_goes_to_the_asker_and_the_actor_lives(system):
     assert ref.statistics().failed == 1
 
 
-@pytest.mark.parametrize("error", [StopIteration("end"), StopAsyncIteration("end"), TimeoutError("slow"), ExceptionGroup("all", [ValueError()])])
+@pytest.mark.parametrize(
+    "error",
+    [StopIteration("end"), StopAsyncIteration("end"), TimeoutError("slow"), ExceptionGroup("all", [ValueError()])],
+)
 async def test_any_exception_can_be_raised_at_an_asker(system, error):
     """Even those that a future or a coroutine would take for something else come through legibly."""
 
@@ -115,7 +118,7 @@ async def test_any_exception_can_be_raised_at_an_asker(system, error):
             raise error
 
     ref = await system.spawn(Raising)
-    with pytest.raises(Exception, match="end|slow|all"):
+    with pytest.raises(Exception, match=r"end|slow|all"):
         await ref.ask(Increment())
     assert ref.is_alive
 
@@ -134,7 +137,9 @@ async def test_an_error_of_a_tell_is_logged_and_counted(system):
 async def test_a_message_without_handler_is_refused_at_once(system):
     """Every verb raises at the sender, says what is handled, and counts a dead letter."""
     ref, _ = await spawn(system)
-    with pytest.raises(UnhandledMessage, match="counter has no handler for Unknown; it handles Increment, Fail, Hold, Log"):
+    with pytest.raises(
+        UnhandledMessage, match="counter has no handler for Unknown; it handles Increment, Fail, Hold, Log"
+    ):
         await ref.ask(Unknown())
     with pytest.raises(UnhandledMessage):
         await ref.tell(Unknown())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +32,14 @@ def test_one_prompt_prints_one_json_object_and_nothing_else(capsys: pytest.Captu
     assert facts["completion_tokens"] == len(facts["token_ids"]) == 8
     assert facts["finish_reason"] == "length"
     assert shown.err == ""
+
+
+def test_json_survives_a_terminal_without_unicode() -> None:
+    """What the terminal cannot show is escaped, so that no letter is lost."""
+    command = [sys.executable, "-m", "aexec", *GENERATE, "--prompt", "é", "--json"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=50, check=True)
+    assert json.loads(done.stdout.decode("ascii"))["prompt"] == "é"
 
 
 def test_several_prompts_print_a_line_each_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +116,7 @@ def test_demo_prints_answers_and_a_table(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["demo", "--model", "dummy", "--max-tokens", "4"]) == 0
     shown = capsys.readouterr().out
     assert "[1/3] What is the capital of France?" in shown
-    assert all(title in shown for title in ("tokens/s", "first token", "12 tokens in "))
+    assert all(title in shown for title in ("tokens/s", "time to first token", "12 tokens in "))
 
 
 def test_ctrl_c_ends_cleanly_with_130(tmp_path: Path) -> None:

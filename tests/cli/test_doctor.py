@@ -48,4 +48,4 @@ def test_memory_is_unknown_where_the_kernel_does_not_say(tmp_path: Path) -> None
 def test_the_report_names_what_a_bug_report_needs() -> None:
     """Version, Python, cores, memory, devices, models and extras, each on lines of its own."""
     starts = [line.split()[0] for line in report().splitlines() if not line.startswith(" ")]
-    assert starts == ["aexec", "python", "cores", "memory", "devices", "models", "extras"]
+    assert starts == ["aexec", "python", "cores", "memory", "devices", "models", "executors", "extras"]

@@ -12,6 +12,8 @@ from aexec.config import CacheConfig, ModelConfig
 from aexec.engine.assembly import ModelText
 from aexec.engine.bytes_text import ByteTokenizer
 from aexec.engine.llm import AsyncLLM
+from aexec.messages.batch import ModelRunnerOutput
+from aexec.messages.lifecycle import HealthReport, RankHealth
 from aexec.messages.step import ExecuteModel, ForwardLaunched, StepResult
 from aexec.model.dummy import DummyRunner
 
@@ -48,11 +50,18 @@ class FakeExecutor:
         assert method == "model_info"
         return [self.runner.info()]
 
+    async def check_health(self, timeout=1.0):
+        step = self.steps[-1].step if self.steps else None
+        ranks = [RankHealth(rank=0, state="alive", phase="idle", step=step, age=0.0)]
+        return HealthReport(generation=1, ranks=ranks)
+
     async def execute_model(self, step):
         self.steps.append(step)
         if self.fail_execute is not None:
             raise self.fail_execute
         self.runner.execute_model(step.payload)
+        if step.num_tokens == 0:
+            return StepResult(step.step, ModelRunnerOutput())
         return ForwardLaunched(step.step)
 
     async def sample_tokens(self, step_id, grammar=None):
@@ -106,7 +115,7 @@ def engine_class():
 
 @pytest.fixture
 def engine(engine_class):
-    """``async with engine(num_blocks=8, max_num_seqs=2) as (llm, executor)``."""
+    """What opens an engine on a fake executor; yields both."""
 
     @asynccontextmanager
     async def opened(model="dummy", **settings):

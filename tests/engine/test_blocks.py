@@ -47,9 +47,7 @@ class Lending(RuleBasedStateMachine):
 
 
 test_blocks_are_never_lost_nor_lent_twice = Lending.TestCase
-test_blocks_are_never_lost_nor_lent_twice.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
-)
+test_blocks_are_never_lost_nor_lent_twice.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def test_growth_is_all_or_nothing():

@@ -89,15 +89,14 @@ async def test_an_aborted_stream_keeps_what_it_had(engine):
         assert await llm.abort(stream.request_id)
         last = await anext(stream)
         assert (last.finish_reason, whole.startswith(last.text), last.text != "") == ("abort", True, True)
+        executor.release()
 
 
 async def test_a_failing_executor_ends_every_stream_with_its_error(engine):
     """Each reader gets an error object of its own, and the driver serves the next request."""
     async with engine(max_num_seqs=2) as (llm, executor):
         executor.fail_sample = WorkerDied(0, 4711, signal="SIGKILL", phase="sample_tokens")
-        results = await asyncio.gather(
-            *(llm.complete("a", GREEDY) for _ in range(5)), return_exceptions=True
-        )
+        results = await asyncio.gather(*(llm.complete("a", GREEDY) for _ in range(5)), return_exceptions=True)
         assert {type(result) for result in results} == {WorkerDied}
         assert {str(result) for result in results} == {str(executor.fail_sample)}
         assert len({id(result) for result in results}) == 5
@@ -116,9 +115,7 @@ async def test_an_executor_that_fails_to_launch_is_reported_the_same_way(engine)
             await llm.complete("a", GREEDY)
 
 
-@pytest.mark.parametrize(
-    "output", [None, "words", ModelRunnerOutput(request_ids=["request-1"], sampled_token_ids=[])]
-)
+@pytest.mark.parametrize("output", [None, "words", ModelRunnerOutput(request_ids=["request-1"], sampled_token_ids=[])])
 async def test_an_output_that_makes_no_sense_ends_the_streams_and_hangs_none(engine, output):
     """A worker class of somebody's own may return anything."""
     async with engine() as (llm, executor):
@@ -129,7 +126,7 @@ async def test_an_output_that_makes_no_sense_ends_the_streams_and_hangs_none(eng
 
 async def test_an_error_of_one_request_fails_that_request_only(engine):
     """The others have the tokens that they have alone."""
-    async with engine("dummy:poison_token_id=99") as (llm, executor):
+    async with engine("dummy:poison_token_id=99") as (llm, _executor):
         alone = await llm.complete("good", GREEDY)
         good, bad = await asyncio.gather(
             llm.complete("good", GREEDY), llm.complete([99], GREEDY), return_exceptions=True
@@ -155,7 +152,7 @@ async def test_a_step_that_runs_whole_needs_no_sampling(engine):
 
 async def test_a_stop_text_ends_a_request_and_is_not_shown(engine):
     """The text ends before it, the reason names it, the tokens include the one that completed it."""
-    async with engine() as (llm, executor):
+    async with engine() as (llm, _executor):
         whole = (await llm.complete("x", GREEDY)).text
         stop = whole[4:7]
         cut = await llm.complete("x", SamplingParams(max_tokens=12, temperature=0.0, stop=("\x00", stop)))
@@ -167,7 +164,7 @@ async def test_a_stop_text_ends_a_request_and_is_not_shown(engine):
 
 async def test_a_stop_token_ends_a_request_and_is_its_last_token(engine):
     """The reason is the token's id."""
-    async with engine() as (llm, executor):
+    async with engine() as (llm, _executor):
         tokens = (await llm.complete("x", GREEDY)).token_ids
         stop = tokens[5]
         cut = await llm.complete("x", SamplingParams(max_tokens=12, temperature=0.0, stop_token_ids=(stop,)))
@@ -177,7 +174,7 @@ async def test_a_stop_token_ends_a_request_and_is_its_last_token(engine):
 
 async def test_prompt_logprobs_come_with_the_first_chunk(engine):
     """One entry per prompt token, None for the first, whatever the chunks of the prefill were."""
-    async with engine(max_num_batched_tokens=4) as (llm, executor):
+    async with engine(max_num_batched_tokens=4) as (llm, _executor):
         params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=1, logprobs=2)
         chunks = [chunk async for chunk in llm.generate([65 + place for place in range(11)], params)]
         first, *others = chunks
@@ -219,10 +216,11 @@ async def test_closing_the_engine_ends_its_streams(engine):
         executor.hold()
         reader = asyncio.create_task(llm.complete("a", GREEDY))
         await executor.held.wait()
-        await llm.aclose()
+        closing = asyncio.create_task(llm.aclose())
         with pytest.raises(RequestAborted, match=r"request request-1 was aborted: the engine ended"):
             await reader
         executor.release()
+        await closing
 
 
 async def test_a_reader_who_left_while_the_mailbox_was_full_is_noticed_at_the_next_token(engine):
@@ -245,7 +243,9 @@ async def test_a_reader_who_left_while_the_mailbox_was_full_is_noticed_at_the_ne
 
 async def test_a_driver_prints_what_it_does(engine):
     """The repr tells the step and what the scheduler holds."""
-    async with engine() as (llm, executor):
+    async with engine() as (llm, _executor):
         await llm.complete("a", GREEDY)
         actor = llm._frontend.driver._cell.actor
-        assert repr(actor) == "<EngineDriver: step 12 idle, <Scheduler: 0 running, 0 waiting, 12 steps, 0 preemption(s)>>"
+        assert (
+            repr(actor) == "<EngineDriver: step 12 idle, <Scheduler: 0 running, 0 waiting, 12 steps, 0 preemption(s)>>"
+        )

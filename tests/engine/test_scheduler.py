@@ -90,24 +90,24 @@ def alone(request: Request) -> list[int]:
 def run_to_end(scheduler, runner, *, between=lambda step: None):
     """Run until nothing is left; checks the budgets at each step."""
     updates = []
-    for step in itertools.count():
-        between(step)
+    between(0)
+    for step in itertools.count(1):
         if not scheduler.has_work:
-            return updates
+            break
         batch = scheduler.schedule()
         assert 0 < batch.total_num_scheduled_tokens <= scheduler._config.max_num_batched_tokens
         assert len(scheduler._running) <= scheduler._config.max_num_seqs
         updates += scheduler.update(batch, runner.run(batch))
         scheduler._blocks.check_integrity()
+        between(step)
+    return updates
 
 
 mixes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12)
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    mix=mixes, num_blocks=st.integers(14, 40), budget=st.integers(1, 40), num_seqs=st.integers(1, 6), data=st.data()
-)
+@given(mix=mixes, num_blocks=st.integers(14, 40), budget=st.integers(1, 40), num_seqs=st.integers(1, 6), data=st.data())
 def test_every_request_ends_once_with_the_tokens_it_has_alone(mix, num_blocks, budget, num_seqs, data):
     """Whatever is mixed, chunked, preempted or aborted: each request ends once, and no token changes."""
     scheduler = make_scheduler(num_blocks, budget=budget, num_seqs=num_seqs)
@@ -271,7 +271,7 @@ def test_a_request_that_can_never_fit_is_refused_up_front():
     """The error names the need, what there is, and the remedy; a fit to the last slot is taken."""
     scheduler = make_scheduler(num_blocks=4)
     scheduler.add(make("fits", 8, 5))
-    with pytest.raises(InvalidRequest, match="may grow to 14 tokens and the KV cache holds 12.*num_blocks"):
+    with pytest.raises(InvalidRequest, match=r"may grow to 14 tokens and the KV cache holds 12.*num_blocks"):
         scheduler.add(make("never", 8, 6))
     assert len(run_to_end(scheduler, Runner(4))) >= 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -11,10 +10,14 @@ import threading
 import pytest
 
 from aexec import LLM, AsyncLLM, SamplingParams
-from aexec.engine.sync import LLM as EngineLLM
+from aexec.engine import sync
 from aexec.errors import ConfigError, ExecutorClosed, InvalidRequest
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+def engine_threads():
+    return sum(thread.name.startswith("aexec-dummy") for thread in threading.enumerate())
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,9 @@ def test_several_prompts_run_at_once_and_come_back_in_order(llm):
     assert completions[1].token_ids == llm.generate("two", GREEDY)[0].token_ids
 
 
-@pytest.mark.parametrize(("prompts", "count"), [("text", 1), ([65, 66], 1), (["a", "b"], 2), ([[65], [66]], 2), ([], 0)])
+@pytest.mark.parametrize(
+    ("prompts", "count"), [("text", 1), ([65, 66], 1), (["a", "b"], 2), ([[65], [66]], 2), ([], 0)]
+)
 def test_one_prompt_or_several_give_a_list(llm, prompts, count):
     """A text is one prompt, and so is a sequence of token ids."""
     assert len(llm.generate(prompts, GREEDY)) == count
@@ -59,15 +64,6 @@ def test_more_prompts_than_may_wait_are_all_answered():
         assert len(llm.generate(["x"] * 20, GREEDY)) == 20
 
 
-@pytest.mark.anyio
-async def test_it_works_where_a_loop_runs_already(llm):
-    """As in a notebook; the running loop is neither used nor patched."""
-    loop = asyncio.get_running_loop()
-    (completion,) = llm.generate("Hello", GREEDY)
-    assert completion.finish_reason == "length"
-    assert asyncio.get_running_loop() is loop
-
-
 def test_calls_may_come_from_several_threads(llm):
     """They share the engine's steps."""
     results: list[tuple[int, ...]] = []
@@ -84,28 +80,30 @@ def test_calls_may_come_from_several_threads(llm):
 
 def test_the_thread_ends_with_the_engine():
     """Closing may be said twice; nothing is left, and a closed engine says so."""
+    before = engine_threads()
     llm = LLM("dummy")
     assert repr(llm) == "<LLM 'dummy': closed>"
     with llm:
         assert repr(llm) == "<LLM 'dummy': open>"
-        assert any(thread.name == "aexec-dummy" for thread in threading.enumerate())
+        assert engine_threads() == before + 1
     llm.close()
-    assert not any(thread.name == "aexec-dummy" for thread in threading.enumerate())
+    assert engine_threads() == before
     with pytest.raises(ExecutorClosed, match="use `with` around it"):
         llm.generate("x")
 
 
 def test_a_failed_start_leaves_no_thread():
     """What ``open`` raised is what the workers raised."""
+    before = engine_threads()
     with pytest.raises(ConfigError, match="the dummy has no setting 'nonsense'"):
         LLM("dummy:nonsense=1").open()
-    assert not any(thread.name.startswith("aexec-dummy:") for thread in threading.enumerate())
+    assert engine_threads() == before
 
 
 def test_both_facades_describe_their_settings():
     """``help()`` shows what can be set."""
     assert "max_num_batched_tokens: The token budget of a step." in (AsyncLLM.__doc__ or "")
-    assert LLM.__doc__ == EngineLLM.__doc__
+    assert LLM.__doc__ == sync.LLM.__doc__
 
 
 INTERRUPTED = """
@@ -131,11 +129,27 @@ print(llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
 """
 
 
+NOTEBOOK = """
+import asyncio
+from aexec import LLM, SamplingParams
+
+async def cell():
+    loop = asyncio.get_running_loop()
+    with LLM("dummy") as llm:
+        (completion,) = llm.generate("a", SamplingParams(max_tokens=2))
+    print(completion.finish_reason, asyncio.get_running_loop() is loop)
+
+asyncio.run(cell())
+"""
+
+
 @pytest.mark.parametrize(
-    ("program", "said"), [(INTERRUPTED, "interrupted 0 length"), (FORGOTTEN, "length")], ids=["ctrl-c", "forgotten"]
+    ("program", "said"),
+    [(INTERRUPTED, "interrupted 0 length"), (FORGOTTEN, "length"), (NOTEBOOK, "length True")],
+    ids=["ctrl-c", "forgotten", "notebook"],
 )
-def test_a_program_ends_cleanly(program, said):
-    """Ctrl-C reaches a waiting call, aborts it and leaves the engine usable; a forgotten close does not hang."""
+def test_a_program_works_and_ends_cleanly(program, said):
+    """Ctrl-C aborts the waiting call only; a forgotten close does not hang; a running loop is no obstacle."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout.strip(), done.stderr, done.returncode) == (said, "", 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -117,5 +117,5 @@ def test_the_byte_tokenizer_has_a_plain_chat_format():
 @pytest.mark.parametrize("messages", [[], "Hello", {"role": "user"}, [{"role": "user"}], [3]])
 def test_what_is_no_conversation_is_refused(messages):
     """The error shows the form that is expected."""
-    with pytest.raises(InvalidRequest, match="expected .*role"):
+    with pytest.raises(InvalidRequest, match=r"expected .*role"):
         ByteTokenizer().chat_prompt(messages)

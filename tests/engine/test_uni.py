@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 SEEDED = SamplingParams(max_tokens=24, seed=11)
+PARAMS = {"greedy": GREEDY, "seeded": SEEDED}
 PROMPTS = [[65 + number] * (3 + 5 * number) for number in range(12)]
 
 
@@ -24,12 +25,12 @@ async def alone():
     """The answers of each prompt when nothing else runs."""
     async with AsyncLLM("dummy") as llm:
         return {
-            params: [(await llm.complete(prompt, params)).token_ids for prompt in PROMPTS]
-            for params in (GREEDY, SEEDED)
+            name: [(await llm.complete(prompt, params)).token_ids for prompt in PROMPTS]
+            for name, params in PARAMS.items()
         }
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize(
     ("settings", "preempts"),
     [
@@ -41,12 +42,12 @@ async def alone():
     ],
     ids=["roomy", "chunked", "few-at-a-time", "preempting", "preempting-chunked"],
 )
-async def test_tokens_do_not_depend_on_how_requests_are_scheduled(alone, params, settings, preempts):
+async def test_tokens_do_not_depend_on_how_requests_are_scheduled(alone, kind, settings, preempts):
     """Batched, chunked, queued or preempted: the tokens are those of the request alone."""
     async with AsyncLLM("dummy", **settings) as llm:
-        results = await asyncio.gather(*(llm.complete(prompt, params) for prompt in PROMPTS))
+        results = await asyncio.gather(*(llm.complete(prompt, PARAMS[kind]) for prompt in PROMPTS))
         counts = await llm.statistics()
-    assert [result.token_ids for result in results] == alone[params]
+    assert [result.token_ids for result in results] == alone[kind]
     assert (counts.num_preemptions > 0) == preempts
     assert counts.blocks.num_free_blocks == counts.blocks.num_blocks
 
@@ -66,7 +67,7 @@ async def test_aborting_in_the_middle_leaves_the_others_as_they_are(alone):
         results = await asyncio.gather(*(read(number, prompt) for number, prompt in enumerate(PROMPTS)))
         counts = await llm.statistics()
     for number, tokens in enumerate(results):
-        assert tokens == alone[GREEDY][number][: len(tokens)]
+        assert tokens == alone["greedy"][number][: len(tokens)]
         assert len(tokens) == 24 or number % 3 == 0
     assert counts.blocks.num_free_blocks == counts.blocks.num_blocks
 
@@ -74,9 +75,7 @@ async def test_aborting_in_the_middle_leaves_the_others_as_they_are(alone):
 async def test_a_request_that_the_runner_cannot_sample_fails_alone():
     """Its error names it; its neighbour is unharmed."""
     async with AsyncLLM("dummy:poison_token_id=99") as llm:
-        bad, good = await asyncio.gather(
-            llm.complete([99], GREEDY), llm.complete([98], GREEDY), return_exceptions=True
-        )
+        bad, good = await asyncio.gather(llm.complete([99], GREEDY), llm.complete([98], GREEDY), return_exceptions=True)
     assert isinstance(bad, RequestFailed)
     assert good.finish_reason == "length"
 
@@ -92,13 +91,14 @@ async def test_a_forward_pass_that_raises_ends_all_streams_with_its_error_and_th
         assert len((await llm.complete([97], GREEDY)).token_ids) == 24
 
 
-async def test_an_open_executor_can_be_brought_along():
-    """It stays open when the engine closes."""
+async def test_an_open_executor_can_serve_one_engine_after_another():
+    """It stays open, and an engine that closes in the middle of a step leaves nothing unfinished in it."""
     config = ExecutorConfig(backend="uni", worker_kwargs={"model_config": ModelConfig(model="dummy")})
     async with open_executor(config) as executor:
-        for _ in range(2):
+        for _ in range(3):
             async with AsyncLLM("dummy", executor=executor) as llm:
                 assert len((await llm.complete("a", GREEDY)).token_ids) == 24
+                await anext(llm.generate("left", SamplingParams(max_tokens=500)))
         assert (await executor.check_health()).healthy
 
 

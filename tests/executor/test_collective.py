@@ -165,6 +165,17 @@ def test_a_call_given_up_in_the_queue_is_never_sent(book):
     assert isinstance(given_up.outcome.end, ActorStopped)
 
 
+def test_a_step_given_up_in_the_queue_is_sent_all_the_same(book):
+    """Later steps build on it: only its waiter is dropped."""
+    first, waiting, step = make(1), make(2), make(3, Lane.STEP)
+    for call in (first, waiting, step):
+        book.accept(call)
+    assert book.abandon(step) == []
+    assert isinstance(step.outcome.end, ActorStopped)
+    book.answer(1, 0, None)
+    assert book.answer(1, 1, None) == [waiting, step]
+
+
 def test_a_call_given_up_on_the_way_still_holds_its_ranks(book):
     """The rank is busy until it has answered, whoever waits."""
     first, second = make(1), make(2)

@@ -42,6 +42,26 @@ def test_nothing_is_configured_by_importing() -> None:
     assert (logger.handlers, logger.level, logger.propagate) == ([], logging.NOTSET, True)
 
 
+def test_a_program_that_configured_structlog_gets_our_records_its_own_way() -> None:
+    """Then they pass through its processors, with all that is bound, and past the standard library."""
+    seen: list[dict[str, object]] = []
+
+    def keep(_logger: object, method: str, event: dict[str, object]) -> None:
+        seen.append({"method": method, **event})
+        raise structlog.DropEvent
+
+    log = get_logger("aexec.worker", rank=3)
+    structlog.configure(processors=[keep])
+    log.bind(step=7).warning("slow call", age=2.5)
+    assert seen == [{"method": "warning", "event": "slow call", "rank": 3, "step": 7, "age": 2.5}]
+
+
+def test_nothing_goes_to_standard_output_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that configures nothing, and prints JSON, say, gets no line of ours in between."""
+    get_logger("aexec.actor").error("handler failed")
+    assert capsys.readouterr().out == ""
+
+
 def test_configuring_twice_writes_each_record_once() -> None:
     """The second call replaces what the first one set up."""
     first, second = io.StringIO(), io.StringIO()

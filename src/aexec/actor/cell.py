@@ -9,7 +9,7 @@ waits for the end is told last.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from aexec.actor.core import Core
 from aexec.actor.deadlines import Timer
@@ -30,10 +30,7 @@ STUBBORN = 1.0  # seconds between two attempts to cut short what does not want t
 class Hosted(Protocol):
     """What a cell needs of an actor: ``actor.Actor``."""
 
-    @property
-    def __handlers__(self) -> HandlerTable:
-        """Its handlers."""
-        ...
+    __handlers__: ClassVar[HandlerTable]
 
     def __attach__(self, cell: Cell, /) -> None:
         """It has come to live in ``cell``."""
@@ -212,7 +209,7 @@ class Cell(Desk):
         if self.owned is None:
             self.owned = {}
         section = self.core.runtime.section()
-        self.owned[section] = self.core.runtime.start(self._run_owned(coroutine, section), f"{self.name}/{what}")
+        self.start_in(self.owned, self._run_owned(coroutine, section), section, what)
         return section
 
     def side_ended(self) -> None:

@@ -157,15 +157,14 @@ class Desk(Inbox):
             self.in_hand -= 1
             self.busy_seconds += monotonic() - began
 
-    def _start_concurrent(self, envelope: Envelope | None) -> None:
+    def _start_concurrent(self, first: Envelope) -> None:
         """Handle a ``concurrent=`` message that has taken a slot, and those held back behind it."""
-        assert envelope is not None
-        handler = envelope.handler
+        envelope: Envelope | None = first
         while envelope is not None and not self._may_begin(envelope, monotonic()):
-            envelope = self.mailbox.release(handler)
+            envelope = self.mailbox.release(first.handler)
         if envelope is not None:
             envelope.section = section = self.core.runtime.section()
-            self.start_side(self._handle_aside(envelope, section), section, handler.name)
+            self.start_side(self._handle_aside(envelope, section), section, first.handler.name)
 
     def _arrived(self, envelope: Envelope) -> None:
         if self._waiter is not None:
@@ -182,6 +181,7 @@ class Desk(Inbox):
             if envelope.stage is Stage.RUNNING or self._may_begin(envelope, monotonic()):
                 await self._await(envelope, section)
             envelope = self.mailbox.release(handler)
+            self.wake()  # there is room again, and what waited for it may be for now
 
     async def _handle_urgent(self, section: Section) -> None:
         """The urgent lane, while the serving task awaits a handler."""
@@ -201,7 +201,16 @@ class Desk(Inbox):
 
     def start_side(self, coroutine: Coroutine[Any, Any, None], section: Section, what: str) -> None:
         """Run something beside the serving task; the actor ends after it."""
-        self.sides[section] = self.core.runtime.start(self._run_side(coroutine, section), f"{self.name}/{what}")
+        self.start_in(self.sides, self._run_side(coroutine, section), section, what)
+
+    def start_in(
+        self, tasks: dict[Section, object], coroutine: Coroutine[Any, Any, None], section: Section, what: str
+    ) -> None:
+        """Start a task that takes itself out of ``tasks``, which an eager one does before this returns."""
+        tasks[section] = None
+        task = self.core.runtime.start(coroutine, f"{self.name}/{what}")
+        if section in tasks:
+            tasks[section] = task
 
     async def _run_side(self, coroutine: Coroutine[Any, Any, None], section: Section) -> None:
         try:

@@ -80,8 +80,11 @@ class Inbox(abc.ABC):
         if self.exit is not None:
             self._record("closed", envelope)
             raise self.exit.as_error(self.name)
-        envelope.deadline = self._set_deadline(envelope, timeout, envelope.deadline)
-        core.sent += 1
+        try:
+            envelope.deadline = self._set_deadline(envelope, timeout, envelope.deadline)
+        except CallTimeout:
+            self._record("expired", envelope)
+            raise
         if self.mailbox.put(envelope):
             self._arrived(envelope)
         else:
@@ -130,6 +133,9 @@ class Inbox(abc.ABC):
         try:
             self._set_deadline(envelope, timeout, None if origin is None else origin.deadline)
             await envelope.admitted
+        except CallTimeout:
+            self.withdraw(envelope, "expired")
+            raise
         except BaseException:
             self.withdraw(envelope, "cancelled")
             raise
@@ -173,8 +179,9 @@ class Inbox(abc.ABC):
             core.check_loop()
         handler = self.table.find(message.__class__)
         if handler is None:
-            self.core.dead_letters.record("undeliverable", self.name, type(message).__name__, silent=False)
+            core.dead_letters.record("undeliverable", self.name, type(message).__name__, silent=False)
             raise UnhandledMessage(self.name, type(message).__name__, self.table.names)
+        core.sent += 1
         return Envelope(next(core.ids), message, handler, self, monotonic(), here.get(), reply)
 
     def _set_deadline(self, envelope: Envelope, timeout: Timeout, inherited: float | None) -> float | None:
@@ -186,7 +193,6 @@ class Inbox(abc.ABC):
         if deadline is None or limit is None:
             return None
         if not limit > 0:
-            self._record("expired", envelope)
             raise CallTimeout(envelope.call, limit, started=False)
         envelope.limit = limit
         self.core.deadlines.add(deadline, envelope)
@@ -194,7 +200,6 @@ class Inbox(abc.ABC):
 
     def _take_in(self, envelope: Envelope) -> bool:
         """A tell; True when no more is to be done, for an actor that has ended as well."""
-        self.core.sent += 1
         if self.exit is not None:
             self._drop(envelope, "closed")
             return True

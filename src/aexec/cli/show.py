@@ -103,7 +103,7 @@ def summary(answers: Sequence[Answer], seconds: float) -> str:
 def table(answers: Sequence[Answer], seconds: float) -> None:
     """Print the figures of each answer, and of all together, to standard output."""
     shown = Table("prompt")
-    for title in ("tokens", "tokens/s", "first token", "ended by"):
+    for title in ("tokens", "tokens/s", "time to first token", "ended by"):
         shown.add_column(title, justify="right")
     for number, answer in enumerate(answers, 1):
         if (record := answer.record) is not None:

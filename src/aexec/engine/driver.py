@@ -9,6 +9,7 @@ only acts. Without requests nothing runs at all.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from aexec.engine.request import Request, RequestStatus
 from aexec.engine.scheduler import RequestUpdate, Scheduler, SchedulerStatistics
 from aexec.engine.stream import TokenStream
 from aexec.engine.text import RequestText, TextDelta, Tokenizer
-from aexec.errors import InvalidRequest, ProtocolError, RequestAborted, RequestFailed
+from aexec.errors import AexecError, InvalidRequest, ProtocolError, RequestAborted, RequestFailed, StepStateError
 from aexec.executor.base import Executor
 from aexec.messages.batch import ModelRunnerOutput, SchedulerOutput
 from aexec.messages.request import TokenLogprobs
@@ -59,25 +60,37 @@ class EngineDriver(Actor):
         scheduler: Decides them; the driver is its only user.
         limits: What a request has to satisfy.
         tokenizer: Turns tokens into text; None: there is no text.
+        last_step: The last step that the executor has seen; ids go on from there.
+        is_guest: The executor outlives the driver: leave nothing unfinished in it.
     """
 
     def __init__(
-        self, executor: Executor, scheduler: Scheduler, limits: RequestLimits, tokenizer: Tokenizer | None
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        limits: RequestLimits,
+        tokenizer: Tokenizer | None,
+        *,
+        last_step: int = 0,
+        is_guest: bool = False,
     ) -> None:
-        self._executor, self._scheduler = executor, scheduler
+        self._executor, self._scheduler, self._is_guest = executor, scheduler, is_guest
         self._limits, self._tokenizer = limits, tokenizer
         self._live: dict[str, _Live] = {}
-        self._step = StepId(0)
+        self._step = StepId(last_step)
         self._batch: SchedulerOutput | None = None  # in flight
         self._is_woken = False
 
     async def on_stop(self, reason: Exit) -> None:
         """End all streams: nobody will fill them any longer."""
-        for live in self._live.values():
-            error = RequestAborted(f"request {live.stream.request_id} was aborted: the engine ended ({reason.reason})")
+        for request_id, live in list(self._live.items()):
+            self._end(request_id, RequestStatus.FINISHED_ABORTED)
+            error = RequestAborted(f"request {request_id} was aborted: the engine ended ({reason.reason})")
             error.__cause__ = reason.error
             live.stream.fail(error)
-        self._live.clear()
+        if self._is_guest:
+            with contextlib.suppress(AexecError):
+                await self._leave_executor()
 
     # ------------------------------------------------------------ requests come and go
 
@@ -153,7 +166,9 @@ class EngineDriver(Actor):
     @handles(StepFailed)
     def step_failed(self, message: StepFailed) -> None:
         """End all streams with the executor's error."""
-        self._batch = None
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self._scheduler.lose(batch)
         self._fail_all(message.error)
 
     def _wake(self) -> None:
@@ -172,6 +187,15 @@ class EngineDriver(Actor):
             lambda reply: StepLaunched(step, reply),
             lambda error: StepFailed(step, error),
         )
+
+    async def _leave_executor(self) -> None:
+        """No step waits for its sampling and no request is remembered: whoever comes next starts afresh."""
+        if self._batch is not None:
+            with contextlib.suppress(StepStateError):  # it had not begun, or was sampled by now
+                await self._executor.sample_tokens(self._step)
+        farewell = self._scheduler.farewell()
+        if farewell.finished_request_ids:
+            await self._executor.execute_model(ExecuteModel(StepId(self._step + 1), farewell, 0))
 
     # ------------------------------------------------------------ from outputs to streams
 

@@ -25,6 +25,7 @@ from aexec.messages.request import SamplingParams
 
 __all__ = ("Frontend", "start_driver")
 
+_HEALTH_SECONDS = 10.0
 _CONTROL_ROOM = 64  # messages that the driver's mailbox holds beside one for each request
 
 
@@ -82,6 +83,7 @@ async def start_driver(
     *,
     max_logprobs: int,
     draw_seed: Callable[[], int],
+    is_guest: bool,
 ) -> Frontend:
     """Ask the executor for its model, and start a driver on it; ``stack`` ends it.
 
@@ -92,6 +94,7 @@ async def start_driver(
         config: Limits of a step and of the queue.
         max_logprobs: Most log-probabilities per position.
         draw_seed: Gives a seed to requests that bring none.
+        is_guest: The executor outlives the driver.
     """
     infos: list[ModelInfo] = await executor.collective_rpc("model_info")
     info = infos[executor.output_rank]
@@ -110,5 +113,19 @@ async def start_driver(
     scheduler = Scheduler(config, blocks, draw_seed)
     mailbox = config.max_num_seqs + config.max_num_waiting + _CONTROL_ROOM
     spawner = system.using(name="driver", mailbox=mailbox)
-    driver = await spawner.spawn(EngineDriver, executor, scheduler, limits, text.tokenizer)
+    driver = await spawner.spawn(
+        EngineDriver,
+        executor,
+        scheduler,
+        limits,
+        text.tokenizer,
+        last_step=await _last_step(executor),
+        is_guest=is_guest,
+    )
     return Frontend(executor, driver, system, text.tokenizer, info)
+
+
+async def _last_step(executor: Executor) -> int:
+    """Of an executor that somebody has used before; step ids only increase."""
+    report = await executor.check_health(_HEALTH_SECONDS)
+    return max((rank.step or 0 for rank in report.ranks), default=0)

@@ -15,6 +15,7 @@ from aexec.messages.request import SamplingParams, TokenChunk
 
 __all__ = ("Generation", "Submit", "prompt_token_ids")
 
+_NOT_TOKENS: tuple[type, ...] = (bytes, Mapping)  # which can be iterated over, and mean something else
 _LONG_TEXT = 4096  # characters above which a text is turned into tokens on a thread
 
 
@@ -118,7 +119,7 @@ async def prompt_token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[ob
         InvalidRequest: It is neither text nor a sequence, or is text and there is no tokenizer.
     """
     if not isinstance(prompt, str):
-        if isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__iter__"):
+        if isinstance(prompt, _NOT_TOKENS) or not hasattr(prompt, "__iter__"):
             raise InvalidRequest(f"the prompt is {_short(prompt)}: expected text or a sequence of token ids")
         return tuple(prompt)
     if not prompt:

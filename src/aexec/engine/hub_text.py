@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aexec.engine.chat import ChatTemplate
 from aexec.engine.text import TokenDecoder
@@ -149,9 +149,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by name; each is a text, or a mapping with ``content``."""
-    texts = {name: value for name, value in config.items() if name.endswith("_token") and value}
-    plain = {name: value.get("content") if isinstance(value, dict) else value for name, value in texts.items()}
-    return {name: text for name, text in plain.items() if isinstance(text, str)}
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        text: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
@@ -159,7 +162,8 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    value = config.get("chat_template")
+    value: Any = config.get("chat_template")
     if isinstance(value, list):
-        value = {entry["name"]: entry["template"] for entry in value}.get("default")
+        named = {entry["name"]: entry["template"] for entry in cast("list[dict[str, str]]", value)}
+        return named.get("default")
     return value if isinstance(value, str) else None

@@ -247,7 +247,13 @@ class AsyncLLM:
         text = await self._load_text()
         executor = await self._open_executor(stack)
         return await start_driver(
-            stack, executor, text, self.scheduling, max_logprobs=self._max_logprobs, draw_seed=self._draw_seed
+            stack,
+            executor,
+            text,
+            self.scheduling,
+            max_logprobs=self._max_logprobs,
+            draw_seed=self._draw_seed,
+            is_guest=executor is self._given,
         )
 
     async def _load_text(self) -> ModelText:

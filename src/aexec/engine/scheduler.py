@@ -120,12 +120,12 @@ class Scheduler:
     # ------------------------------------------------------------ a step
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next batch; empty when nothing can run now."""
+        """Decide the next batch; without tokens when nothing can run now."""
         plan = StepPlan(self._config.max_num_batched_tokens)
         self._continue_running(plan)
         if not plan.preempted:
             self._admit_waiting(plan)
-        return self._commit(plan) if plan.num_scheduled_tokens else SchedulerOutput()
+        return self._commit(plan) if plan.num_scheduled_tokens else self.farewell()
 
     def update(self, batch: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestUpdate]:
         """Take what ``batch`` sampled; requests that ended meanwhile are passed over.
@@ -148,6 +148,15 @@ class Scheduler:
             elif request_id in rows:
                 updates.append(self._apply(request, output, rows[request_id]))
         return updates
+
+    def lose(self, batch: SchedulerOutput) -> None:
+        """The runners may not have heard of ``batch``: say again whom it told them to forget."""
+        self._to_forget[:0] = batch.finished_request_ids
+
+    def farewell(self) -> SchedulerOutput:
+        """A batch without tokens that tells the runners whom to forget."""
+        forgotten, self._to_forget = self._to_forget, []
+        return SchedulerOutput(finished_request_ids=forgotten)
 
     # ------------------------------------------------------------ how a batch is decided
 

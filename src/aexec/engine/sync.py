@@ -40,10 +40,12 @@ class LLM:
     def __init__(self, model: str, **settings: Any) -> None:
         self._llm = self.engine_class(model, **settings)
         self._thread: _LoopThread | None = None
+        self._closer: weakref.finalize[Any, Self] | None = None
 
     def open(self) -> Self:
         """Start the engine; raises what ``AsyncLLM.open`` raises."""
         if self._thread is None:
+            self._room = asyncio.Semaphore(self._llm.scheduling.max_num_waiting)
             thread = _LoopThread(f"aexec-{self._llm.model.model}")
             try:
                 thread.run(self._llm.open())
@@ -51,15 +53,15 @@ class LLM:
                 thread.stop()
                 raise
             self._thread = thread
-            # For programs that forget to close: runs before the interpreter ends.
-            weakref.finalize(self, _close, self._llm, thread)
+            # Runs once: by close(), or for programs that forget it, before the interpreter ends.
+            self._closer = weakref.finalize(self, _close, self._llm, thread)
         return self
 
     def close(self) -> None:
         """End the engine and its thread; may be called twice."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            _close(self._llm, thread)
+        self._thread = None
+        if self._closer is not None:
+            self._closer()
 
     def __enter__(self) -> Self:
         """Open it."""
@@ -114,10 +116,8 @@ class LLM:
         return self._thread.run(coroutine)
 
     async def _complete_all(self, requests: list[tuple[Prompt, SamplingParams | None]]) -> list[Completion]:
-        room = asyncio.Semaphore(self._llm.scheduling.max_num_seqs + self._llm.scheduling.max_num_waiting)
-
         async def complete(prompt: Prompt, sampling: SamplingParams | None) -> Completion:
-            async with room:
+            async with self._room:
                 return await self._llm.complete(prompt, sampling)
 
         try:
@@ -154,6 +154,16 @@ class _LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    @property
+    def is_here(self) -> bool:
+        """True in the thread itself."""
+        return threading.current_thread() is self._thread
+
+    def finish(self, last: Coroutine[Any, Any, None]) -> None:
+        """Run ``last`` and stop, from within the thread."""
+        self._last = self._loop.create_task(last)
+        self._last.add_done_callback(lambda _: self._loop.stop())
+
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
@@ -167,6 +177,9 @@ async def _told(coroutine: Coroutine[Any, Any, R], ended: threading.Event) -> R:
 
 
 def _close(llm: AsyncLLM, thread: _LoopThread) -> None:
+    if thread.is_here:  # a finalizer runs wherever the last reference went
+        thread.finish(llm.aclose())
+        return
     try:
         thread.run(llm.aclose())
     finally:

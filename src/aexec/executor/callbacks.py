@@ -6,10 +6,10 @@ import asyncio
 import inspect
 
 import anyio
-import structlog
 
 from aexec.errors import AexecError
 from aexec.executor.base import FailureCallback
+from aexec.observe import get_logger
 from aexec.worker.names import name_of
 
 __all__ = ("FailureCallbacks",)
@@ -62,4 +62,4 @@ async def _run(callback: FailureCallback, failure: AexecError) -> None:
         if inspect.isawaitable(result):
             await result
     except Exception:  # noqa: BLE001 - one callback's fault is not the others'
-        structlog.get_logger("aexec.executor").exception("failure callback failed", callback=name_of(callback))
+        get_logger("aexec.executor").exception("failure callback failed", callback=name_of(callback))

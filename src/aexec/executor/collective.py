@@ -190,9 +190,12 @@ class CallBook:
         return self._sendable()
 
     def abandon(self, call: Call) -> list[Call]:
-        """The waiter is gone: what was not sent never will be; returns what to send instead."""
+        """The waiter is gone: a control call that was not sent never will be; returns what to send instead.
+
+        A step stays: whoever plans the next ones counts on it.
+        """
         call.fail(ActorStopped(call.text, "its caller is gone"))
-        if call.id in self._queue:
+        if call.id in self._queue and call.lane is not Lane.STEP:
             del self._queue[call.id], self.open[call.id]
         return self._sendable()
 

@@ -6,16 +6,17 @@ asks silent ranks what they are doing, and words the errors.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import anyio
 
 from aexec.actor import Context
-from aexec.errors import AexecError, CallTimeout, note
+from aexec.errors import ActorDied, AexecError, CallTimeout, note
 from aexec.executor.calls import Wake
 from aexec.executor.collective import Answers, Call, CallBook, Lane, Waiter
 from aexec.executor.group import WorkerGroup
@@ -184,14 +185,19 @@ class Fanout:
         self._armed = math.inf
         now = time.monotonic()
         for call in self.book.slow(now):
-            self._actor.start_task(self._report_slow(call))
+            self._start(self._report_slow(call))
         for call in self.book.due(now):
             self._expire(call)
         self._arm(self.book.next_wake())
 
     def _send(self, calls: Iterable[Call]) -> None:
-        for call in calls:
-            self.group.send(call.id, call.message, call.ranks)
+        with contextlib.suppress(ActorDied):  # the executor is ending, and ends its calls by itself
+            for call in calls:
+                self.group.send(call.id, call.message, call.ranks)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        with contextlib.suppress(ActorDied):  # as above
+            self._actor.start_task(coroutine)
 
     def _tell(self, message: Callable[[int], Message[Any]], call: Call) -> None:
         self.submit(
@@ -214,12 +220,12 @@ class Fanout:
         if call.lane is Lane.LIVENESS:
             call.resolve()
             self.book.forget(call)
-        elif not call.sent:
+        elif not call.sent and call.lane is not Lane.STEP:
             self._end_late(call, started=False, notes=self._ahead(call))
         elif call.id not in self._giving_up:
             self._giving_up.add(call.id)
             call.deadline = math.inf
-            self._actor.start_task(self._give_up(call))
+            self._start(self._give_up(call))
 
     async def _give_up(self, call: Call) -> None:
         """Past its deadline: find out what its ranks are doing, then end it."""

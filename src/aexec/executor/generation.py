@@ -57,7 +57,8 @@ class Generation:
         self._log = actor.log
         self._progress = StartProgress(progress, board.world_size)
         self._starting = anyio.CancelScope()
-        self._ready = False
+        self._ready = self._stopped = False
+        self._stop_lock = anyio.Lock()
         self._killer: WorkerDied | None = None
         self.group = backend(GroupPlan(config, self.number, actor, self))
         self.fanout = Fanout(
@@ -88,12 +89,11 @@ class Generation:
             raise
 
     async def stop(self) -> None:
-        """End all workers, within ``close_grace`` and what force takes; not to be cancelled."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(self._config.close_grace + FORCE) as limit:
-            for line in await self.group.stop(self._config.close_grace):
-                self._log.warning("a worker did not end by itself", what=line)
-        if limit.cancelled_caught:
-            self._log.error("the workers could not be ended in time", group=repr(self.group))
+        """End all workers, once, within ``close_grace`` and what force takes."""
+        async with self._stop_lock:
+            if not self._stopped:
+                await self._stop_group()
+            self._stopped = True
 
     def phase(self, rank: int, phase: str) -> None:
         """See ``GroupSink``."""
@@ -129,6 +129,13 @@ class Generation:
             self._ready = True
             return
         raise self._killer or await self._too_late()
+
+    async def _stop_group(self) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self._config.close_grace + FORCE) as limit:
+            for line in await self.group.stop(self._config.close_grace):
+                self._log.warning("a worker did not end by itself", what=line)
+        if limit.cancelled_caught:
+            self._log.error("the workers could not be ended in time", group=repr(self.group))
 
     def _slow(self, call: SlowCall) -> None:
         self._board.events.emit(call)

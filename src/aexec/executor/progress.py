@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import structlog
-
+from aexec.observe import get_logger
 from aexec.worker.context import Progress
 
 __all__ = ("StartProgress",)
@@ -40,4 +39,4 @@ class StartProgress:
             self._callback(phase, done, total)
         except Exception:  # noqa: BLE001 - a progress bar cannot spoil a start
             self._callback = None
-            structlog.get_logger("aexec.executor").exception("progress callback failed", phase=phase)
+            get_logger("aexec.executor").exception("progress callback failed", phase=phase)

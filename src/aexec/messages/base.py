@@ -12,11 +12,11 @@ import msgspec
 
 __all__ = ("Message",)
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Message(msgspec.Struct, Generic[R], frozen=True):
-    """Base of all messages; ``R`` is the type of the reply.
+class Message(msgspec.Struct, Generic[R_co], frozen=True):
+    """Base of all messages; ``R_co`` is the type of the reply.
 
     Subclasses are frozen structs (``class Ping(Message[Pong], frozen=True)``): in one
     process a mailbox passes the very object, so nobody may change it after sending.

@@ -84,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
 
-# name: (least, most, least itself is refused)
+# By name: the least, the most, and whether the least itself is refused.
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, math.inf, False),
     "top_p": (0.0, 1.0, True),
@@ -93,7 +93,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
 }
-# name: least
+# By name: the least.
 _COUNTS: dict[str, int] = {"max_tokens": 1, "min_tokens": 0, "top_k": -1, "logprobs": 0, "prompt_logprobs": 0}
 
 

@@ -1,9 +1,10 @@
 """Log records with their facts bound once: actor, rank, step.
 
-aexec writes through structlog into the standard library's loggers ``aexec.*`` and
-configures neither of them: what a program has set up goes for aexec too, and a program
-that has set up nothing sees warnings on its standard error. The facts of a record are in
-its text as ``key=value`` and, for formatters that want them as data, in ``record.aexec``.
+A library configures no logging; what the program has set up goes for aexec too. If it has
+configured structlog, aexec's records take that way. If not, they go to the standard
+library's loggers ``aexec.*``, so that a program that has set up nothing sees warnings on
+its standard error, and nothing on its standard output; the facts of a record are in its
+text as ``key=value`` and, for formatters that want data, in ``record.aexec``.
 :func:`configure_logging` is for programs, such as the command line.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 
 import structlog
 from structlog.stdlib import BoundLogger
+from structlog.typing import EventDict
 
 from aexec import environ
 
@@ -32,18 +34,27 @@ def get_logger(name: str = _ROOT, **facts: Any) -> BoundLogger:
     What the program binds with ``structlog.contextvars``, as a web request's id, is in
     each record too. ``bind`` makes a logger that knows more: ``log.bind(step=7)``.
     """
-    return BoundLogger(logging.getLogger(name), (_keep, _with_context, _to_record), facts)
+    return BoundLogger(logging.getLogger(name), (_to_the_program, _keep, _with_context, _to_record), facts)
 
 
-def _keep(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _to_the_program(logger: logging.Logger, method: str, event: EventDict) -> EventDict:
+    """Hand the record to structlog as the program has configured it, if it has."""
+    if structlog.is_configured():
+        text = event.pop("event")
+        getattr(structlog.get_logger(logger.name), method)(text, **event)
+        raise structlog.DropEvent
+    return event
+
+
+def _keep(logger: logging.Logger, method: str, event: EventDict) -> EventDict:
     return structlog.stdlib.filter_by_level(logger, method, event)
 
 
-def _with_context(_logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    return structlog.contextvars.merge_contextvars(_logger, method, event)
+def _with_context(logger: logging.Logger, method: str, event: EventDict) -> EventDict:
+    return structlog.contextvars.merge_contextvars(logger, method, event)
 
 
-def _to_record(_logger: Any, _method: str, event: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
+def _to_record(_logger: logging.Logger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
     """Turn structlog's dictionary into the arguments of ``logging.Logger.log``."""
     said = {name: event.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in event}
     text = event.pop("event")

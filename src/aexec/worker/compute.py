@@ -26,7 +26,7 @@ import anyio
 
 __all__ = ("ComputeStatistics", "ComputeThread", "Job", "Pulse", "cancelled")
 
-EXIT_GRACE = 2.0
+EXIT_GRACE = 1.0
 
 Post = Callable[..., Any]  # post(function, *args) calls it on the loop, from any thread
 Done = Callable[[Any, Exception | None], None]
@@ -168,8 +168,9 @@ class ComputeThread:
 
     @property
     def is_alive(self) -> bool:
-        """True while the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+        """True while the thread takes jobs, or works on its last."""
+        ended = self._end is not None and self._end.is_set()
+        return self._thread is not None and not ended and self._thread.is_alive()
 
     @property
     def pulse(self) -> Pulse:
@@ -216,7 +217,7 @@ class ComputeThread:
             self._shared.jobs.put(_Last(self._owner.post, self._end.set))
         with anyio.move_on_after(grace):
             await self._end.wait()
-        return self._end.is_set()
+        return not self.is_alive
 
 
 def _work(shared: _Shared) -> None:

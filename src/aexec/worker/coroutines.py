@@ -6,10 +6,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anyio
-import anyio.lowlevel
-
-from aexec.actor import Deferred
+from aexec.actor import Deferred, OwnedTask
 from aexec.errors import ActorStopped
 
 __all__ = ("AsyncCall",)
@@ -24,6 +21,9 @@ class AsyncCall:
         make: Begins the call; what it returns is awaited.
         reply: Where its end goes.
         failure: What its caller is given for what it raised.
+
+    Attributes:
+        task: The task that runs it, once there is one.
     """
 
     def __init__(
@@ -34,33 +34,40 @@ class AsyncCall:
         reply: Deferred[Any],
         failure: Callable[[str, Exception], Exception],
     ) -> None:
-        self.id, self.name, self._reply = id, name, reply
+        self.id, self.name = id, name
+        self.task: OwnedTask | None = None
         self._make, self._failure = make, failure
-        self._scope = anyio.CancelScope()
+        self._reply: Deferred[Any] | None = reply
         self._awaitable: Awaitable[Any] | None = None
 
     def __repr__(self) -> str:
-        return f"<AsyncCall {self.id}: {self.name}, {'waits for steps' if self._awaitable is None else 'runs'}>"
+        return f"<AsyncCall {self.id}: {self.name}, {'runs' if self.has_begun else 'has not begun'}>"
 
-    def cancel(self) -> bool:
-        """Cancel it; True: it had not begun."""
-        self._scope.cancel()
-        return self._awaitable is None
+    @property
+    def has_begun(self) -> bool:
+        """True once the method's own code has run."""
+        return self._awaitable is not None
+
+    def cancel(self) -> None:
+        """Cancel it, and answer."""
+        self._fail(ActorStopped(self.name, "it was cancelled"))
+        if self.task is not None:
+            self.task.cancel()
 
     async def run(self) -> None:
         """Run it, and answer; nothing is raised but what ends a process, and cancellation."""
-        with self._scope:
-            try:
-                await anyio.lowlevel.checkpoint_if_cancelled()
-                self._awaitable = self._make()
-                value = await self._awaitable
-            except anyio.get_cancelled_exc_class():
-                self._reply.fail(ActorStopped(self.name, "it was cancelled"))
-                raise
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
-                self._reply.fail(self._failure(self.name, error))
-            else:
-                self._reply.resolve(value)
+        try:
+            self._awaitable = self._make()
+            value = await self._awaitable
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+            self._fail(self._failure(self.name, error))
+        except BaseException:
+            self._fail(ActorStopped(self.name, "it was ended"))
+            raise
+        else:
+            reply, self._reply = self._reply, None
+            if reply is not None:
+                reply.resolve(value)
 
     def stack(self) -> str:
         """Where it is now, innermost frame last."""
@@ -70,3 +77,8 @@ class AsyncCall:
             frames += traceback.StackSummary.extract([(frame, frame.f_lineno)])
             inner = inner.cr_await
         return f"async {self.name}:\n" + "".join(traceback.format_list(frames))
+
+    def _fail(self, error: Exception) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.fail(error)

@@ -75,8 +75,8 @@ class WorkerHost:
         """
         config = self.context.config
         named = config.worker_cls
-        worker_cls = load(named, "worker_cls") if isinstance(named, str) else named
-        if not inspect.isclass(worker_cls):
+        worker_cls: Any = load(named, "worker_cls") if isinstance(named, str) else named
+        if not _is_class(worker_cls):
             raise ConfigError(f"worker_cls is {named!r}: expected a class, or 'package.module:Class'")
         self.worker_name = name_of(worker_cls)
         self.wants_inference_mode = bool(getattr(worker_cls, "inference_mode", True))
@@ -126,6 +126,10 @@ class WorkerHost:
         """The worker's last hook, if it has one."""
         if "shutdown" in self.methods:
             self._worker.shutdown()
+
+
+def _is_class(value: object) -> bool:
+    return isinstance(value, type)
 
 
 def _check_arguments(worker_cls: type[Any], context: WorkerContext, kwargs: Any) -> None:

@@ -13,7 +13,8 @@ import functools
 import pickle
 import traceback
 import types
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -132,7 +133,7 @@ def _state_of(error: BaseException) -> _State:
 
 
 def _make(kind: type[BaseException] | None, state: _State, facts: dict[str, Any]) -> _Remote:
-    error = _instance(_impersonation(kind) if kind else _Remote, kind, state.new)
+    error = _instance(_impersonation(cast("Hashable", kind)) if kind else _Remote, kind, state.new)
     for name, value in state.attributes.items():
         with contextlib.suppress(AttributeError, TypeError):  # read-only properties
             setattr(error, name, value)

@@ -71,7 +71,7 @@ class WorkerActor(ModelRunnerActor):
         self._revoked: set[int] = set()  # revoked before they came: the liveness lane overtakes
         self._last_call = 0
         self._inner: set[_Errand] = set()
-        self._constructed = self._over = False
+        self._constructed = self._over = self._dead = False
 
     def __repr__(self) -> str:
         return f"<WorkerActor rank {self.place.rank}: {self.host.worker_name}, {self.thread!r}>"
@@ -142,9 +142,11 @@ class WorkerActor(ModelRunnerActor):
             return True
         if message.call in self._queued:
             return self._take_back(message.call)
-        if message.call in self._coroutines:
-            return self._coroutines[message.call].cancel()
-        return False
+        call = self._coroutines.get(message.call)
+        if call is None:
+            return False
+        self._cancel(call)
+        return not call.has_begun
 
     @handles(Shutdown, lane="urgent")
     def shut_down(self, message: Shutdown) -> Deferred[bool]:
@@ -168,7 +170,9 @@ class WorkerActor(ModelRunnerActor):
     def step_job_ended(self) -> None:
         """Start the ``async def`` methods that have waited for it."""
         while self._after_steps and self._after_steps[0].jobs <= self.jobs_ended:
-            self._start(self._after_steps.popleft().call)
+            call = self._after_steps.popleft().call
+            if call.id in self._coroutines:
+                self._start(call)
 
     def _call_on_thread(self, message: CallMethod, target: Target, reply: Deferred[Any]) -> None:
         call = partial(target.call, *message.args, **message.kwargs)
@@ -203,7 +207,12 @@ class WorkerActor(ModelRunnerActor):
 
     def _start(self, call: AsyncCall) -> None:
         self._coroutines[call.id] = call
-        self.context.start_task(self._run(call))
+        call.task = self.context.start_task(self._run(call))
+
+    def _cancel(self, call: AsyncCall) -> None:
+        call.cancel()
+        if not call.has_begun:
+            del self._coroutines[call.id]
 
     async def _run(self, call: AsyncCall) -> None:
         try:
@@ -235,7 +244,9 @@ class WorkerActor(ModelRunnerActor):
         died = WorkerDied(self.place.rank, os.getpid(), _exit_code(fatal), None, pulse.phase, pulse.step)
         for errand in self._inner:
             errand.finish(None, died)
+        self._dead = True
         self._died(died)
+        self.context.stop()  # whoever still waits for an answer has it from the end of the actor
 
     async def _end(self, grace: float) -> bool:
         if self._over:
@@ -244,14 +255,14 @@ class WorkerActor(ModelRunnerActor):
         self.drop_steps("the worker was shut down")
         self.thread.discard_queued()
         for call in list(self._coroutines.values()):
-            call.cancel()
+            self._cancel(call)
         deadline = time.monotonic() + grace
         with anyio.move_on_after(grace):
             await self._run_shutdown_hook()
         return await self.thread.close(max(deadline - time.monotonic(), 0.0))
 
     async def _run_shutdown_hook(self) -> None:
-        if not (self._constructed and self.thread.is_alive and "shutdown" in self.host.methods):
+        if self._dead or not (self._constructed and "shutdown" in self.host.methods):
             return
         target = self.host.target("shutdown")
         try:

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+import structlog
+
+from aexec.actor import Actor, handles, trace_context
+from aexec.errors import ActorStopped, UnhandledMessage
+from aexec.messages.base import Message
+
+pytestmark = pytest.mark.anyio
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class Ask(Message[None], frozen=True):
+    what: str
+
+
+class Note(Message[None], frozen=True):
+    text: str
+
+
+class Unknown(Message[None], frozen=True):
+    pass
+
+
+class Diary(Actor):
+    """Does as it is asked, and writes down the notes it gets."""
+
+    def __init__(self, other=None) -> None:
+        self.other = other
+        self.notes: list[str] = []
+        self.facts: list[object] = []
+
+    @handles(Note)
+    def note(self, message: Note) -> None:
+        self.notes.append(message.text)
+        self.facts.append((self.context.sender, self.context.traceparent))
+
+    @handles(Ask)
+    async def ask(self, message: Ask) -> None:
+        await getattr(self, message.what)()
+
+    async def tell_other(self) -> None:
+        await self.other.tell(Note("told"))
+
+    async def stop_self(self) -> None:
+        self.context.stop()
+
+    async def noted(self, *texts: str) -> None:
+        with anyio.fail_after(5):
+            while self.notes != list(texts):
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+async def diary(system):
+    made: list[Diary] = []
+    ref = await system.using(name="diary").spawn(lambda: made.append(Diary()) or made[0])
+    return ref, made[0]
+
+
+async def fails() -> str:
+    raise ValueError("no result")
+
+
+async def works() -> str:
+    return "result"
+
+
+async def test_an_actor_knows_its_surroundings(system, diary):
+    """Context gives own address, system and incarnation, and prints them."""
+    ref, actor = diary
+    context = actor.context
+    assert context.ref == ref
+    assert context.system is system
+    assert context.generation == 1
+    assert (context.deadline, context.sender, context.traceparent) == (None, None, None)
+    assert repr(context) == "<Context diary: 0/256 queued, running>"
+
+
+async def test_the_log_names_the_actor(diary):
+    """Each line of context.log has the system and the actor bound to it."""
+    _, actor = diary
+    with structlog.testing.capture_logs() as logs:
+        actor.context.log.info("written", page=3)
+    assert logs == [{"event": "written", "page": 3, "actor": "diary", "system": "test", "log_level": "info"}]
+    assert actor.context.log is actor.context.log
+
+
+async def test_a_message_knows_its_sender_and_its_trace(system, diary):
+    """The sender's address and the W3C trace context travel with a message, through handlers as well."""
+    ref, actor = diary
+    sender = await system.spawn(Diary, ref)
+    with trace_context(TRACE):
+        await sender.ask(Ask("tell_other"))
+    await ref.ask(Note("from outside"))
+    assert actor.notes == ["told", "from outside"]
+    assert actor.facts == [(sender, TRACE), (None, None)]
+
+
+async def test_timers_arrive_as_messages(diary):
+    """after() sends the actor a message later; the earlier timer rings first."""
+    _, actor = diary
+    actor.context.after(0.02, Note("second"))
+    actor.context.after(0.001, Note("first"))
+    await actor.noted("first", "second")
+
+
+async def test_a_timer_can_be_called_off(diary):
+    """A cancelled timer does not ring."""
+    _, actor = diary
+    timer = actor.context.after(0.001, Note("never"))
+    timer.cancel()
+    actor.context.after(0.02, Note("after it"))
+    await actor.noted("after it")
+
+
+async def test_a_timer_waits_for_room(system):
+    """A timer whose actor has a full mailbox is not lost, and does not pass the bound."""
+    made: list[Diary] = []
+    ref = await system.using(mailbox=1).spawn(lambda: made.append(Diary()) or made[0])
+    context = made[0].context
+    ref.tell_nowait(Note("first"))
+    context._cell.post(Note("second"))
+    assert ref.statistics().mailbox == (1, 0, 0, 1, 1)
+    await made[0].noted("first", "second")
+
+
+async def test_timers_end_with_their_actor(system, diary):
+    """A timer of an actor that has ended rings for nobody."""
+    ref, actor = diary
+    actor.context.after(0.005, Note("too late"))
+    await ref.stop()
+    await anyio.sleep(0.02)
+    assert system.statistics().dead_letters.closed == 0
+
+
+async def test_a_timer_for_a_message_without_handler_is_refused(diary):
+    """The mistake is raised where it is made, not when the timer rings."""
+    _, actor = diary
+    with pytest.raises(UnhandledMessage):
+        actor.context.after(0.0, Unknown())
+
+
+async def test_results_are_piped_to_the_actor(diary):
+    """What an awaitable gives or raises comes back as a message, handled in turn."""
+    _, actor = diary
+    actor.context.pipe_to_self(works(), Note, lambda error: Note(repr(error)))
+    await actor.noted("result")
+    actor.context.pipe_to_self(fails(), Note, lambda error: Note(repr(error)))
+    await actor.noted("result", "ValueError('no result')")
+
+
+async def test_an_owned_task_ends_with_its_actor(diary):
+    """A task of the actor's own is cancelled before the actor is over; none can be started after."""
+    ref, actor = diary
+    ended: list[str] = []
+
+    async def task() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("ended")
+
+    owned = actor.context.start_task(task())
+    assert repr(owned).startswith("<OwnedTask diary/")
+    await anyio.wait_all_tasks_blocked()
+    context = actor.context
+    await ref.stop()
+    assert ended == ["ended"]
+    with pytest.raises(ActorStopped):
+        context.start_task(task())
+
+
+async def test_an_owned_task_can_be_cancelled(diary):
+    """Cancelling it is not a failure of the actor, before or after it has begun."""
+    ref, actor = diary
+    for begun in (False, True):
+        ended = anyio.Event()
+
+        async def task(ended: anyio.Event = ended) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                ended.set()
+
+        owned = actor.context.start_task(task())
+        if begun:
+            await anyio.wait_all_tasks_blocked()
+        owned.cancel()
+        if begun:
+            await ended.wait()
+    await ref.ask(Note("alive"))
+
+
+async def test_an_actor_may_stop_itself(diary):
+    """context.stop() ends the actor once the message in hand is handled."""
+    ref, _ = diary
+    await ref.ask(Ask("stop_self"))
+    exit_ = await ref.stop()
+    assert exit_.reason == "it stopped itself"

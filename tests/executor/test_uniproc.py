@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from aexec import ExecuteModel, ExecutorConfig, ParallelConfig, open_executor
+from aexec.errors import ConfigError, ExecutorClosed
+from aexec.messages.batch import GrammarOutput
+from aexec.testing.workers import ProbeWorker, StepProbeWorker
+
+pytestmark = pytest.mark.anyio
+
+
+class Reuses:
+    """Answers with the same buffer each time."""
+
+    def __init__(self, context):
+        self.buffer = np.zeros(2)
+        self.grammars = []
+
+    def fill(self, value):
+        self.buffer[:] = value
+        return self.buffer
+
+    def execute_model(self, step):
+        self.fill(step.step)
+
+    def sample_tokens(self, step_id, grammar):
+        self.grammars.append(grammar.bitmask)
+        return self.buffer
+
+    def identity(self, value):
+        return value
+
+
+def uni(worker_cls=ProbeWorker, **settings):
+    return open_executor(ExecutorConfig(backend="uni", worker_cls=worker_cls, **settings))
+
+
+async def test_the_worker_lives_in_this_process_on_its_own_thread():
+    """Same pid, another thread, named after its rank."""
+    async with uni() as executor:
+        assert [rank.pid for rank in executor.ranks] == [os.getpid()]
+        assert await executor.collective_rpc("thread_name") == ["aexec-worker-0"]
+        assert [thread.name for thread in threading.enumerate()].count("aexec-worker-0") == 1
+
+
+async def test_nothing_is_serialised():
+    """Arguments and replies are the very objects."""
+    async with uni(Reuses) as executor:
+        value = object()
+        assert await executor.collective_rpc("identity", (value,)) == [value]
+
+
+async def test_a_reused_buffer_is_copied_where_it_crosses():
+    """SO-05, OUT-02: neither side sees the other go on."""
+    async with uni(Reuses) as executor:
+        (first,) = await executor.collective_rpc("fill", (1,))
+        (second,) = await executor.collective_rpc("fill", (2,))
+        assert (first.tolist(), second.tolist()) == ([1, 1], [2, 2])
+        mask = np.ones((1, 1), dtype=np.int32)
+        await executor.execute_model(ExecuteModel(3))
+        sampling = asyncio.ensure_future(executor.sample_tokens(3, GrammarOutput(request_ids=["r"], bitmask=mask)))
+        await asyncio.sleep(0)
+        third = await sampling
+        mask[:] = 0
+        await executor.collective_rpc("fill", (4,))
+        assert third.output.tolist() == [3, 3]
+        (kept,) = await executor.collective_rpc(lambda worker: worker.grammars[0])
+        assert kept.tolist() == [[1]]
+
+
+async def test_several_ranks_need_another_backend():
+    """The error names the layout and the remedy."""
+    layout = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 x pipeline_parallel_size=2 asks for 4: leave both"):
+        await uni(parallel=layout)
+
+
+async def test_an_environment_of_its_own_is_refused():
+    """It shares this process; the error names the variables, and not their values."""
+    with pytest.raises(ConfigError, match=r"ExecutorConfig.env sets A_KEY, TOKEN, and backend 'uni' shares") as caught:
+        await uni(env={"TOKEN": "secret", "A_KEY": "x"})
+    assert "secret" not in str(caught.value)
+    assert "TOKEN" not in os.environ
+
+
+async def test_progress_reaches_the_one_who_opens():
+    """Phases and what a worker reports, on the loop of the caller."""
+    told, threads = [], set()
+
+    def progress(phase, done, total):
+        told.append((phase, done, total))
+        threads.add(threading.current_thread())
+
+    async with open_executor(ExecutorConfig(worker_cls=Reports), progress=progress):
+        pass
+    assert told == [
+        ("worker_init", 1, 1),
+        ("construct", 1, 1),
+        ("load_model", 0, 1),
+        ("weights", 1, 2),
+        ("weights", 2, 2),
+        ("load_model", 1, 1),
+    ]
+    assert threads == {threading.current_thread()}
+
+
+class Reports:
+    def __init__(self, context):
+        self.progress = context.progress
+
+    def load_model(self):
+        self.progress("weights", 1, 2)
+        self.progress("weights", 2, 2)
+
+
+async def test_a_ticker_never_notices_the_worker():
+    """G10, issue 2: while a worker blocks, the loop turns as it does alone."""
+    async with uni() as executor:
+        blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.3,)))
+        ticks, largest, last = 0, 0.0, time.monotonic()
+        while not blocked.done():
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            ticks, largest, last = ticks + 1, max(largest, now - last), now
+    assert ticks >= 5
+    assert largest < 0.2
+
+
+async def test_steps_are_launched_while_the_device_works():
+    """The launch of the next step does not wait for the one before."""
+    async with uni(StepProbeWorker) as executor:
+        began = time.monotonic()
+        for step in range(1, 5):
+            await executor.execute_model(ExecuteModel(step, {"seconds": 0.05}))
+        assert time.monotonic() - began < 0.15
+        results = [await executor.sample_tokens(step) for step in range(1, 5)]
+        assert [result.output[0] for result in results] == [1, 2, 3, 4]
+
+
+def test_it_works_in_a_thread_and_touches_no_signal_handler():
+    """G20: ``asyncio.run`` in a thread of its own, two at once."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    answers = []
+
+    async def use():
+        async with uni() as one, uni() as two:
+            answers.append(await one.collective_rpc("echo", (1,)) + await two.collective_rpc("echo", (2,)))
+
+    threads = [threading.Thread(target=asyncio.run, args=(use(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert answers == [[1, 2], [1, 2]]
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
+
+
+async def test_a_thread_that_hangs_is_left_behind_and_said():
+    """Promise 8: close keeps its budget, and the thread ends when its work does."""
+    executor = await uni(close_grace=0.05)
+    blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.4,)))
+    await asyncio.sleep(0.02)
+    began = time.monotonic()
+    await executor.close()
+    assert time.monotonic() - began < 0.3
+    with pytest.raises(ExecutorClosed, match="closed while block on rank 0 was pending"):
+        await blocked
