@@ -1,150 +1,97 @@
-"""What the actor core costs beside bare asyncio, measured in the same run; prints JSON.
+"""What the actor core costs beside bare asyncio and beside its peers, in the same run; prints JSON.
 
 Each figure stands beside what asyncio takes for the least that could do the same: two
 tasks that hand a future to and fro for an ask, an ``asyncio.Queue`` and a task that reads
-it for a tell, a spawn and an idle actor. Rounds of both sides alternate, since this
-machine's speed drifts by more than what is measured.
+it for a tell, a spawn and an idle actor. The peers, Pykka and xoscar, are asked if they
+are installed: ``nox -s bench -- actor`` sees to that. Rounds of all sides alternate, since
+a machine's speed drifts by more than what is measured; of the rounds the median and the
+range are given. ``ratios`` are medians of the ratios of neighbouring rounds.
+
+With ``in_flight`` one caller has so many asks under way at a time, and waits for all.
 
 ``python benches/bench_actor.py [--rounds 15] [--loops asyncio,uvloop] [--check]``; with
-``--check`` it exits with 1 when a figure misses its goal.
+``--check`` it exits with 1 unless each goal is met on asyncio's own loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
-import os
-import platform
 import statistics
+import subprocess
 import sys
-import tracemalloc
-from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from aexec.actor import Actor, ActorSystem, Message, Ref, handles
+from actor_peers import PEERS, open_peers
+from actor_subjects import Add, AddAsync, Bare, Counter, bare_idle_bytes, end_bare, idle_bytes, spawn_bare
+from measure import AsyncSide, Goal, Side, machine, rounded, spread
 
-MAX_ASK_RATIO = 3.0  # of a bare future round trip, at the median
-MAX_IDLE_BYTES = 4096
+from aexec.actor import ActorSystem, Ref
+
 CALLERS = 100
+ASKS = 3000  # in a round of one side, at each number of callers
+ONE, MANY = "per_s_1_callers", f"per_s_{CALLERS}_callers"
+CROWD = Path(__file__).with_name("actor_crowd.py")
+CROWD_SIZE = 100_000
+
+Rounds = dict[str, list[float]]
 
 
-class Add(Message[int], frozen=True):
-    """Answered by a plain handler."""
-
-    by: int = 1
-
-
-class AddAsync(Message[int], frozen=True):
-    """Answered by an async def that does not wait."""
-
-    by: int = 1
-
-
-class Counter(Actor):
-    """As little as an actor can do."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @handles(Add)
-    def add(self, message: Add) -> int:
-        """Count."""
-        self.count += message.by
-        return self.count
-
-    @handles(AddAsync)
-    async def add_async(self, message: AddAsync) -> int:
-        """Count."""
-        self.count += message.by
-        return self.count
-
-
-class Bare:
-    """Two tasks and the futures that they hand each other."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.wanted: list[asyncio.Future[int]] = []
-        self.wake = self.loop.create_future()
-        self.task = self.loop.create_task(self.serve())
-
-    async def serve(self) -> None:
-        """Answer all that is wanted, then wait."""
-        count = 0
-        while True:
-            await self.wake
-            self.wake = self.loop.create_future()
-            wanted, self.wanted = self.wanted, []
-            for future in wanted:
-                count += 1
-                future.set_result(count)
-
-    async def ask(self) -> int:
-        """One round trip."""
-        reply = self.loop.create_future()
-        self.wanted.append(reply)
-        if not self.wake.done():
-            self.wake.set_result(None)
-        return await reply
-
-
-async def latencies(ask: Callable[[], Awaitable[int]], number: int) -> list[float]:
-    """Microseconds of round trips, one after the other."""
-    taken: list[float] = []
-    for _ in range(number):
-        start = perf_counter()
-        await ask()
-        taken.append((perf_counter() - start) * 1e6)
-    return taken
-
-
-async def rate(ask: Callable[[], Awaitable[int]], callers: int, number: int) -> float:
-    """Round trips per second of so many callers."""
-
-    async def call() -> None:
-        for _ in range(number // callers):
-            await ask()
-
-    start = perf_counter()
-    await asyncio.gather(*[call() for _ in range(callers)])
-    return number / (perf_counter() - start)
-
-
-async def bench_asks(ref: Ref[Counter], rounds: int) -> dict[str, Any]:
-    """Asks of plain and of async handlers beside the bare round trip."""
+async def bench_asks(ref: Ref[Counter], peers: dict[str, Side], rounds: int) -> dict[str, Any]:
+    """Asks of plain and of async handlers beside the bare round trip and the peers."""
     bare = Bare()
-    sides: dict[str, Callable[[], Awaitable[int]]] = {
-        "bare": bare.ask,
-        "ask": lambda: ref.ask(Add()),
-        "ask_async_def": lambda: ref.ask(AddAsync()),
+    sides: dict[str, Side] = {
+        "bare": AsyncSide(bare.ask),
+        "ask": AsyncSide(lambda: ref.ask(Add())),
+        "ask_async_def": AsyncSide(lambda: ref.ask(AddAsync())),
+        **peers,
     }
-    taken: dict[str, list[float]] = {name: [] for name in sides}
-    medians: dict[str, list[float]] = {name: [] for name in sides}
-    rates: dict[str, dict[int, list[float]]] = {name: {1: [], CALLERS: []} for name in sides}
+    taken: Rounds = {name: [] for name in sides}
+    found: dict[str, Rounds] = {name: {} for name in sides}
     for _ in range(rounds):
-        for name, ask in sides.items():
-            this = await latencies(ask, 500)
+        for name, side in sides.items():
+            this = await side.latencies(500)
             taken[name] += this
-            medians[name].append(statistics.median(this))
-            for callers, found in rates[name].items():
-                found.append(await rate(ask, callers, 2000))
+            figures = {"p50_us": statistics.median(this)}
+            for callers in (1, CALLERS):
+                figures |= await side.rates(callers, ASKS)
+            for figure, value in figures.items():
+                found[name].setdefault(figure, []).append(value)
     bare.task.cancel()
-    return {
-        name: {
-            "p50_us": statistics.median(taken[name]),
-            "p99_us": statistics.quantiles(taken[name], n=100)[98],
-            "ratio_p50": statistics.median(a / b for a, b in zip(medians[name], medians["bare"], strict=True)),
-            "per_s_1_caller": statistics.median(rates[name][1]),
-            f"per_s_{CALLERS}_callers": statistics.median(rates[name][CALLERS]),
-        }
-        for name in sides
+    return {name: {**describe(found[name]), "p99_us": percentile(taken[name])} for name in sides} | {
+        "ratios": ratios(found)
     }
 
 
-async def bench_tells(ref: Ref[Counter], rounds: int) -> dict[str, float]:
+def describe(rounds: Rounds) -> dict[str, Any]:
+    """The spread of each figure."""
+    return {figure: spread(values) for figure, values in rounds.items()}
+
+
+def percentile(values: list[float]) -> float:
+    """The value that one in a hundred exceeds."""
+    return statistics.quantiles(values, n=100)[98]
+
+
+def ratios(found: dict[str, Rounds]) -> dict[str, float]:
+    """An ask beside the bare round trip in time, and beside each peer in asks per second."""
+    ask = found["ask"]
+    beside = {f"{name}_p50_to_bare": ratio(found[name]["p50_us"], found["bare"]["p50_us"]) for name in found}
+    for peer in [name for name in found if name in PEERS]:
+        beside |= {f"{figure}_to_{peer}": ratio(ask[figure], found[peer][figure]) for figure in ask if "per_s" in figure}
+    return beside
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median of the ratios of each round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+async def bench_tells(ref: Ref[Counter], rounds: int) -> dict[str, Any]:
     """Messages per second that are sent and handled, beside a queue of the same bound."""
     number, ours, theirs = 5000, [], []
     queue: asyncio.Queue[int] = asyncio.Queue(256)
@@ -167,27 +114,10 @@ async def bench_tells(ref: Ref[Counter], rounds: int) -> dict[str, float]:
         await queue.join()
         theirs.append(number / (perf_counter() - start))
     reader.cancel()
-    return {"per_s": statistics.median(ours), "queue_per_s": statistics.median(theirs)}
+    return {"per_s": spread(ours), "bare_queue_per_s": spread(theirs)}
 
 
-async def spawn_bare(number: int) -> list[asyncio.Task[int]]:
-    """Tasks that each wait on a queue of their own."""
-    tasks: list[asyncio.Task[int]] = []
-    for _ in range(number):
-        queue: asyncio.Queue[int] = asyncio.Queue(256)
-        tasks.append(asyncio.create_task(queue.get()))
-        await asyncio.sleep(0)
-    return tasks
-
-
-async def end_bare(tasks: list[asyncio.Task[int]]) -> None:
-    """End such tasks."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def bench_spawns(rounds: int) -> dict[str, float]:
+async def bench_spawns(rounds: int) -> dict[str, Any]:
     """Microseconds to spawn and to stop an actor, and the bytes of an idle one."""
     number, spawns, stops, bare = 500, [], [], []
     for _ in range(rounds):
@@ -204,67 +134,54 @@ async def bench_spawns(rounds: int) -> dict[str, float]:
         bare.append((perf_counter() - start) / number * 1e6)
         await end_bare(tasks)
     return {
-        "spawn_us": statistics.median(spawns),
-        "stop_us": statistics.median(stops),
-        "bare_spawn_us": statistics.median(bare),
+        "spawn_us": spread(spawns),
+        "bare_spawn_us": spread(bare),
+        "stop_us": spread(stops),
         "idle_bytes": await idle_bytes(),
         "bare_idle_bytes": await bare_idle_bytes(),
     }
 
 
-async def idle_bytes(number: int = 2000) -> float:
-    """Bytes that Python has allocated for an actor that has answered once and waits."""
-    async with ActorSystem() as system:
-        refs = [await system.spawn(Counter)]
-        gc.collect()
-        tracemalloc.start()
-        before, _ = tracemalloc.get_traced_memory()
-        refs += [await system.spawn(Counter) for _ in range(number)]
-        for ref in refs:
-            await ref.ask(Add())
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    return (after - before) / number
-
-
-async def bare_idle_bytes(number: int = 2000) -> float:
-    """The same for a task and its queue."""
-    gc.collect()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    tasks = await spawn_bare(number)
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    await end_bare(tasks)
-    return (after - before) / number
-
-
 async def bench(rounds: int) -> dict[str, Any]:
     """All figures on the loop that runs."""
-    async with ActorSystem() as system:
+    async with ActorSystem() as system, open_peers(CALLERS) as peers:
         ref = await system.spawn(Counter)
-        await bench_asks(ref, 2)  # warm
-        asks = await bench_asks(ref, rounds)
+        await bench_asks(ref, peers, 1)  # warm
+        asks = await bench_asks(ref, peers, rounds)
         tells = await bench_tells(ref, rounds)
     return {"asks": asks, "tells": tells, "actors": await bench_spawns(rounds)}
 
 
-def misses(figures: dict[str, Any]) -> list[str]:
-    """The goals that asyncio's figures miss."""
-    ratio, size = figures["asks"]["ask"]["ratio_p50"], figures["actors"]["idle_bytes"]
+def bench_crowd() -> dict[str, Any]:
+    """Many actors at once, in a process of their own."""
+    command = [sys.executable, str(CROWD), "--number", str(CROWD_SIZE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    crowd: dict[str, Any] = json.loads(done.stdout)
+    return crowd
+
+
+def goals(figures: dict[str, Any], crowd: dict[str, Any]) -> list[Goal]:
+    """What the figures of asyncio's loop have to reach."""
+    beside = figures["asks"]["ratios"]
     return [
-        *([f"ask is {ratio:.2f} times a bare round trip, above {MAX_ASK_RATIO}"] if ratio > MAX_ASK_RATIO else []),
-        *([f"an idle actor takes {size:.0f} bytes, above {MAX_IDLE_BYTES}"] if size > MAX_IDLE_BYTES else []),
+        Goal("ask, in bare round trips", beside["ask_p50_to_bare"], at_most=3.0),
+        Goal("asks/s beside Pykka, 1 caller", beside.get(f"{ONE}_to_pykka"), at_least=1.5),
+        Goal(f"asks/s beside Pykka, {CALLERS} callers", beside.get(f"{MANY}_to_pykka"), at_least=3.0),
+        Goal("asks/s beside xoscar, 1 caller", beside.get(f"{ONE}_to_xoscar"), at_least=5.0),
+        Goal(f"asks/s beside xoscar, {CALLERS} callers", beside.get(f"{MANY}_to_xoscar"), at_least=5.0),
+        Goal("bytes of an idle actor", figures["actors"]["idle_bytes"], at_most=4096),
+        Goal("actors alive at once in one process", crowd["actors"], at_least=CROWD_SIZE),
+        Goal("of them left at the end", crowd["left"], at_most=0),
     ]
 
 
-def rounded(figures: Any) -> Any:
-    """Three significant decimals are more than this machine can tell apart."""
-    if isinstance(figures, dict):
-        return {name: rounded(value) for name, value in figures.items()}
-    return round(figures, 3) if isinstance(figures, float) else figures
+def run(loop: str, rounds: int) -> dict[str, Any]:
+    """All figures on one kind of loop."""
+    if loop == "uvloop":
+        import uvloop
+
+        return uvloop.run(bench(rounds))
+    return asyncio.run(bench(rounds))
 
 
 def main() -> int:
@@ -274,18 +191,20 @@ def main() -> int:
     parser.add_argument("--loops", default="asyncio,uvloop")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
-    for loop in options.loops.split(","):
-        if loop == "uvloop":
-            import uvloop
-
-            found[loop] = uvloop.run(bench(options.rounds))
-        else:
-            found[loop] = asyncio.run(bench(options.rounds))
-    missed = misses(found["asyncio"]) if "asyncio" in found else []
-    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
-    print(json.dumps(rounded({"bench": "actor", "machine": machine, **found, "missed": missed}), indent=2))
-    return 1 if options.check and missed else 0
+    here = machine([peer for peer in PEERS if find_spec(peer) is not None])
+    found = {loop: run(loop, options.rounds) for loop in options.loops.split(",")}
+    crowd = bench_crowd()
+    reached = goals(found["asyncio"], crowd) if "asyncio" in found else []
+    report = {
+        "bench": "actor",
+        "machine": here,
+        "goals": [goal.as_json() for goal in reached],
+        **found,
+        "crowd": crowd,
+        "missed": [goal.what for goal in reached if not goal.is_met],
+    }
+    print(json.dumps(rounded(report), indent=2))
+    return 1 if options.check and report["missed"] else 0
 
 
 if __name__ == "__main__":

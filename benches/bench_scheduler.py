@@ -98,7 +98,7 @@ async def one_round(num_requests: int, num_steps: int) -> dict[str, float]:
         await asyncio.gather(*(llm.complete([65, number % 256], params) for number in range(num_requests)))
         seconds = time.perf_counter() - begin
         (runner,) = await llm.executor.collective_rpc(lambda worker: worker.busy_seconds)
-        driver = llm.load().busy_seconds
+        driver = llm.driver_statistics().busy_seconds
         steps = (await llm.statistics()).num_steps
     parts = {"step_ms": seconds, "runner_ms": runner, "overhead_ms": seconds - runner, "driver_ms": driver}
     return {name: value / steps * 1e3 for name, value in parts.items()}

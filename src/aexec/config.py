@@ -73,8 +73,8 @@ class ExecutorConfig:
     """How workers come to exist, and the limits of their calls.
 
     Attributes:
-        backend: ``uni``, ``mp``, ``external_launcher``, ``ray``, ``pkg.mod:Class`` or an
-            ``Executor`` class; None picks one from the layout.
+        backend: ``uni``, ``mp``, ``external_launcher``, ``ray``, ``pkg.mod:Class`` or a
+            class, see ``aexec.executor.WorkerGroup``; None picks one from the layout.
         parallel: The layout.
         worker_cls: Any class, or ``pkg.mod:Class``.
         worker_init: Callables, or ``pkg.mod:function``, run in each worker before all else.

@@ -15,6 +15,7 @@ from typing import Any
 __all__ = (
     "ActorDied",
     "ActorError",
+    "ActorRestarted",
     "ActorStopped",
     "AexecError",
     "CallCycle",
@@ -34,6 +35,7 @@ __all__ = (
     "RequestAborted",
     "RequestError",
     "RequestFailed",
+    "RestartsExhausted",
     "StepStateError",
     "UnhandledMessage",
     "UnknownMethod",
@@ -114,7 +116,10 @@ class InvalidRequest(RequestError, ValueError):
 
 
 class RequestAborted(RequestError):
-    """The request was aborted by its id before it had finished."""
+    """The engine was closed before the request had finished.
+
+    An abort by the request's id is no error: its stream ends with the finish reason ``abort``.
+    """
 
 
 class QueueFull(RequestError):
@@ -165,6 +170,47 @@ class ActorDied(ActorError):
 
 class ActorStopped(ActorDied):
     """The actor was stopped on purpose before it came to this message."""
+
+
+class ActorRestarted(ActorError):
+    """The actor was restarted while it had the message in hand, so that nobody knows how far it came.
+
+    Attributes:
+        actor: Its name.
+        message: The type of the message.
+        reason: Why it was restarted.
+    """
+
+    def __init__(self, actor: str, message: str, reason: str) -> None:
+        super().__init__(actor, message, reason)
+        self.actor, self.message, self.reason = actor, message, reason
+
+    def __str__(self) -> str:
+        return (
+            f"actor {self.actor} was restarted while it had {self.message} in hand: {self.reason}; "
+            "it lives, and may have done a part of it"
+        )
+
+
+class RestartsExhausted(ActorError):
+    """The actor failed more often than its supervision allows.
+
+    Attributes:
+        actor: Its name.
+        max_restarts: How many restarts it had.
+        within: The window in seconds.
+        last: The failure that was one too many, in words; it is the cause as well.
+    """
+
+    def __init__(self, actor: str, max_restarts: int, within: float, last: str) -> None:
+        super().__init__(actor, max_restarts, within, last)
+        self.actor, self.max_restarts, self.within, self.last = actor, max_restarts, within, last
+
+    def __str__(self) -> str:
+        return (
+            f"actor {self.actor} has used up its {self.max_restarts} restarts within {self.within:g} s "
+            f"(Supervision.max_restarts, Supervision.within); its last failure: {self.last}"
+        )
 
 
 class MailboxFull(ActorError):

@@ -178,8 +178,10 @@ async def test_a_cancelled_spawn_leaves_no_actor(system, events):
         async def on_start(self) -> None:
             await self.hold(Hold())
 
-    with anyio.move_on_after(0.01):
-        await system.spawn(Slow, events)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(system.spawn, Slow, events)
+        await until(lambda: events)
+        tasks.cancel_scope.cancel()
     await until(lambda: system.statistics().actors == 0)
     assert events == ["it holds", "it is cut short"]
 

@@ -125,7 +125,7 @@ async def test_a_timer_waits_for_room(system):
     context = made[0].context
     ref.tell_nowait(Note("first"))
     context._cell.post(Note("second"))
-    assert ref.statistics().mailbox == (1, 0, 0, 1, 1)
+    assert ref.statistics().mailbox == (1, 0, 0, 1, 1, 0)
     await made[0].noted("first", "second")
 
 

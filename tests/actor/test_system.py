@@ -150,9 +150,10 @@ async def test_leaving_with_an_error_does_not_wait_for_handlers():
 async def test_a_cancelled_owner_still_closes():
     """A system whose `async with` is cancelled ends its actors properly, on_stop's awaits included."""
     events: list[str] = []
-    with anyio.move_on_after(0.01):
+    with anyio.CancelScope() as scope:
         async with ActorSystem() as system:
             await system.spawn(Pinged, events)
+            scope.cancel()
             await anyio.sleep_forever()
     assert events == ["stopped"]
     assert system.statistics().state == "closed"

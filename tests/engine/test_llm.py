@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from aexec.config import ExecutorConfig, ParallelConfig, Restart
@@ -234,8 +236,6 @@ async def test_a_long_text_becomes_tokens_off_the_loop(engine, engine_class):
 
     class Watched(type(engine_class.assembly.text.tokenizer)):
         def encode(self, text):
-            import threading
-
             threads.append(threading.current_thread())
             return super().encode(text)
 
@@ -243,8 +243,6 @@ async def test_a_long_text_becomes_tokens_off_the_loop(engine, engine_class):
     async with engine("dummy:max_model_len=9000") as (llm, _):
         for text in ("short", "x" * 5000):
             await llm.complete(text, SamplingParams(max_tokens=1))
-    import threading
-
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
@@ -301,6 +299,31 @@ async def test_a_failed_start_closes_what_was_opened(engine_class, fake_executor
         await llm.open()
     assert [executor.is_closed for executor in engine_class.assembly.opened] == [True]
     assert not llm.is_open
+
+
+async def test_cancelling_the_opening_ends_what_its_thread_does(engine_class):
+    """A conversion of minutes stops at its next report, and the engine can be opened again."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def convert(model, progress):
+        try:
+            while True:
+                progress("convert", 0, 1)
+                begun.set()
+        finally:
+            ended.set()
+
+    load, engine_class.assembly.load_text = engine_class.assembly.load_text, convert
+    llm = engine_class("dummy")
+    opening = asyncio.create_task(llm.open())
+    assert await anyio.to_thread.run_sync(begun.wait, 10)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    assert await anyio.to_thread.run_sync(ended.wait, 10)
+    engine_class.assembly.load_text = load
+    async with llm:
+        assert llm.is_open
 
 
 async def test_opening_tells_how_far_it_is(engine_class):

@@ -236,6 +236,22 @@ def test_a_request_that_waits_can_be_aborted_and_the_runners_never_hear_of_it():
     assert scheduler._to_forget == []
 
 
+def test_whom_to_forget_is_said_again_when_a_batch_was_lost():
+    """A failed step may never have reached the runners."""
+    scheduler, runner = make_scheduler(), Runner(4)
+    for name in ("a", "b"):
+        scheduler.add(make(name))
+    batch = scheduler.schedule()
+    scheduler.update(batch, runner.run(batch))
+    scheduler.finish("a", RequestStatus.FINISHED_ABORTED)
+    lost = scheduler.schedule()
+    assert lost.finished_request_ids == ["a"]
+    scheduler.lose(lost)
+    scheduler.finish("b", RequestStatus.FINISHED_FAILED)
+    assert scheduler.farewell() == SchedulerOutput(finished_request_ids=["a", "b"])
+    assert scheduler.farewell() == SchedulerOutput()
+
+
 def test_the_next_batch_can_be_decided_while_one_is_in_flight():
     """Requests whose next token is being sampled are passed over; others run."""
     scheduler = make_scheduler(budget=4, num_seqs=2)

@@ -118,8 +118,8 @@ async def test_256_requests_cost_the_driver_little_per_step():
     async with AsyncLLM("dummy", max_num_batched_tokens=4096) as llm:
         spent = []
         for _ in range(3):
-            busy, steps = llm.load().busy_seconds, (await llm.statistics()).num_steps
+            busy, steps = llm.driver_statistics().busy_seconds, (await llm.statistics()).num_steps
             params = SamplingParams(max_tokens=40, temperature=0.0)
             await asyncio.gather(*(llm.complete([65, number % 256], params) for number in range(256)))
-            spent.append((llm.load().busy_seconds - busy) / ((await llm.statistics()).num_steps - steps))
+            spent.append((llm.driver_statistics().busy_seconds - busy) / ((await llm.statistics()).num_steps - steps))
     assert statistics.median(spent) < 0.02

@@ -143,6 +143,31 @@ async def test_a_restart_that_keeps_failing_is_final():
             assert isinstance(caught.value, RemoteError)
 
 
+async def test_steps_are_refused_while_a_new_group_is_built():
+    """Also when the new group has not said yet what its workers can do."""
+    async with restarting(SlowToConstruct) as executor:
+        await kill(executor)
+        with anyio.fail_after(10):
+            await anyio.to_thread.run_sync(CONSTRUCTING_AGAIN.wait)
+        with pytest.raises(ExecutorUnavailable):
+            await executor.execute_model(ExecuteModel(1))
+        with pytest.raises(ExecutorUnavailable):
+            await executor.collective_rpc("echo", (1,))
+        assert executor.ranks[0].state == "starting"
+        await is_up(executor, 2)
+
+
+CONSTRUCTING_AGAIN = threading.Event()
+
+
+class SlowToConstruct(StepProbeWorker):
+    def __init__(self, context, **kwargs):
+        if context.generation > 1:
+            CONSTRUCTING_AGAIN.set()
+            time.sleep(0.1)
+        super().__init__(context, **kwargs)
+
+
 async def test_steps_of_an_old_generation_are_gone():
     """Later messages for them are refused, and ids may begin anew."""
     async with restarting() as executor:

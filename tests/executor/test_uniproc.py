@@ -8,6 +8,8 @@ import time
 
 import numpy as np
 import pytest
+import trio
+import uvloop
 
 from aexec import ExecuteModel, ExecutorConfig, ParallelConfig, open_executor
 from aexec.errors import ConfigError, ExecutorClosed
@@ -143,6 +145,37 @@ async def test_steps_are_launched_while_the_device_works():
         assert time.monotonic() - began < 0.15
         results = [await executor.sample_tokens(step) for step in range(1, 5)]
         assert [result.output[0] for result in results] == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="session")
+def uvloop_has_run():
+    """Its first loop opens a pipe for the whole process."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(0))
+
+
+@pytest.mark.usefixtures("uvloop_has_run")
+def test_it_works_on_uvloop():
+    """Calls, steps and a close."""
+
+    async def use():
+        async with uni(StepProbeWorker) as executor:
+            assert await executor.collective_rpc("echo", (1,)) == [1]
+            await executor.execute_model(ExecuteModel(1))
+            return (await executor.sample_tokens(1)).output[0]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(use()) == 1
+
+
+def test_another_kind_of_loop_is_refused():
+    """Trio has no place for an executor, and is told so."""
+
+    async def use():
+        await uni()
+
+    with pytest.raises(ConfigError, match="executors run on asyncio"):
+        trio.run(use)
 
 
 def test_it_works_in_a_thread_and_touches_no_signal_handler():

@@ -7,7 +7,10 @@ import threading
 from contextlib import nullcontext
 from pathlib import Path
 
+import gguf as gguf_library
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from aexec.errors import MissingExtra, ModelLoadError, ModelNotFound
 from aexec.model import gguf_files, hooks
@@ -136,3 +139,66 @@ def test_an_empty_conversion_is_not_taken_for_a_model(tmp_path, monkeypatch) -> 
     monkeypatch.setattr(hooks, "convert_gguf", lambda _source, _target: None)
     with pytest.raises(ModelNotFound, match=r"holds no config.json"):
         resolve_model(str(gguf(tmp_path)), cache_dir=tmp_path / "cache")
+
+
+def write_tiny_gguf(path: Path, *, leave_out: str = "") -> dict[str, np.ndarray]:
+    """A llama of two layers with a tokenizer that merges a and b; returns its tensors."""
+    hidden, inner, heads, vocab = 32, 48, 2, 259
+    writer = gguf_library.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_block_count(2)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<pad>", "<s>", "</s>", "a", "b", "ab", *(f"<{number}>" for number in range(vocab - 6))])
+    writer.add_token_types([3, 3, 3, *[1] * (vocab - 3)])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    random = np.random.default_rng(0)
+    shapes = {"token_embd.weight": (vocab, hidden), "output.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
+    for layer in range(2):
+        names = {"attn_q": (hidden, hidden), "attn_k": (hidden, hidden), "attn_v": (hidden, hidden)}
+        names |= {"attn_output": (hidden, hidden), "attn_norm": (hidden,), "ffn_norm": (hidden,)}
+        names |= {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in names.items()}
+    tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        if name != leave_out:
+            writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+def test_a_converted_model_holds_the_very_weights(tmp_path, ready_runner, toy_scheduler, capfd) -> None:
+    """It is loaded and runs, its progress was told in order, and nothing was printed."""
+    tensors = write_tiny_gguf(tmp_path / "tiny.gguf")
+    told: list[tuple[str, float, float]] = []
+    files = resolve_model(
+        str(tmp_path / "tiny.gguf"), cache_dir=tmp_path / "cache", progress=lambda *each: told.append(each)
+    )
+    weights = load_file(files.weights[0])
+    assert np.array_equal(weights["model.embed_tokens.weight"], tensors["token_embd.weight"])
+    assert np.array_equal(weights["model.layers.1.mlp.up_proj.weight"], tensors["blk.1.ffn_up.weight"])
+    assert told == [("convert", float(done), float(len(tensors))) for done in range(1, len(tensors) + 1)]
+    scheduler = toy_scheduler()
+    scheduler.add("a", [5, 6, 7], 4)
+    assert len(scheduler.run(ready_runner(files.directory))["a"]) == 4
+    assert (files.directory / "tokenizer.json").is_file()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gguf_file_without_one_of_its_weights_is_refused(tmp_path) -> None:
+    """Else the conversion would fix a random weight for ever."""
+    write_tiny_gguf(tmp_path / "tiny.gguf", leave_out="blk.1.ffn_down.weight")
+    with pytest.raises(ModelLoadError, match=r"lacks weights of LlamaForCausalLM.*layers\.1\.mlp\.down_proj"):
+        converted(tmp_path / "tiny.gguf", cache_dir=tmp_path / "cache")

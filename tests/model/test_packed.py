@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from aexec.model.packed import PackedLinear, can_pack, pack_linears
+from aexec.model.packed import PackedLinear, PackedProduct, can_pack, pack_linears
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = [dtype for dtype in TOLERANCE if can_pack(dtype)]
@@ -25,7 +25,7 @@ def test_a_packed_layer_computes_what_the_plain_one_does(dtype, bias, rows) -> N
     plain = linear(96, 160, dtype, bias=bias)
     inputs = torch.randn(1, rows, 96, dtype=dtype)
     with torch.inference_mode():
-        expected, found = plain(inputs), PackedLinear(plain)(inputs)
+        expected, found = plain(inputs), PackedLinear(plain, PackedProduct([plain]), 0)(inputs)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -46,7 +46,7 @@ def test_packing_keeps_names_and_lets_dense_weights_go() -> None:
     assert isinstance(model["up"], PackedLinear)
     assert isinstance(model["inner"][0], PackedLinear)
     assert [name for name, _ in model.named_parameters()] == ["norm.weight", "norm.bias"]
-    assert repr(model["up"]) == "PackedLinear(in_features=8, out_features=16, bias=True)"
+    assert repr(model["up"]) == "PackedLinear(in_features=8, out_features=16, shared=1)"
 
 
 def test_a_layer_of_its_own_kind_is_left_alone() -> None:
@@ -58,3 +58,71 @@ def test_a_layer_of_its_own_kind_is_left_alone() -> None:
     model = nn.Sequential(Scaled(4, 4))
     assert pack_linears(model, print) == 0
     assert isinstance(model[0], Scaled)
+
+
+class Attention(nn.Module):
+    """Three layers that read the same input, in a module that lets them."""
+
+    def __init__(self, *, bias: tuple[bool, bool, bool] = (True, True, True)) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(16, size, bias=has) for size, has in zip((16, 8, 8), bias, strict=True)
+        )
+        self.o_proj = nn.Linear(16, 16)
+        self.requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.q_proj(inputs), self.k_proj(inputs), self.v_proj(others), self.o_proj(inputs)
+
+
+def products(model: nn.Module) -> set[int]:
+    return {id(child._product) for child in model.modules() if isinstance(child, PackedLinear)}
+
+
+@pytest.mark.parametrize("same", [True, False])
+@torch.inference_mode()
+def test_layers_that_read_one_input_are_one_product(same) -> None:
+    """Given the same tensor they share the work, given another one they do not; the results are right both times."""
+    model = Attention()
+    inputs = torch.randn(1, 3, 16)
+    others = inputs if same else torch.randn(1, 3, 16)
+    expected = model(inputs, others)
+    assert pack_linears(model, lambda _: None) == 4
+    assert len(products(model)) == 2
+    for _ in range(2):
+        torch.testing.assert_close(model(inputs, others), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_shared_product_keeps_nothing_once_all_have_taken_their_part() -> None:
+    """Else each layer of a model would hold the activations of its last step."""
+    model = Attention()
+    pack_linears(model, lambda _: None)
+    inputs = torch.randn(1, 3, 16)
+    product = model.q_proj._product
+    model.q_proj(inputs)
+    assert product._inputs is inputs
+    model.k_proj(inputs)
+    model.v_proj(inputs)
+    assert product._inputs is None
+    assert product._parts == [None, None, None]
+
+
+@torch.inference_mode()
+def test_an_input_that_was_changed_in_place_is_new_once_it_was_used_up() -> None:
+    """The next step may write its input into the same memory."""
+    model = Attention()
+    plain = Attention()
+    pack_linears(model, lambda _: None)
+    inputs = torch.zeros(1, 3, 16)
+    model(inputs, inputs)
+    inputs += 1
+    torch.testing.assert_close(model(inputs, inputs), plain(inputs, inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_do_not_fit_together_stay_apart() -> None:
+    """One with a bias and one without make no common product."""
+    model = Attention(bias=(True, False, True))
+    pack_linears(model, lambda _: None)
+    assert len(products(model)) == 4

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,15 @@ keeper went to the bell, and found that under the paint there was a seam of bron
 Water boils at one hundred degrees at sea level, and at less on a mountain, since the air above it weighs less. To make
 bread one needs flour, water, salt and time; the yeast does the rest. A prime number has exactly two divisors. Between
 any number above one and its double there is always another prime, which was proved by a young man of nineteen years.
+Whoever plants a walnut tree plants it for his grandchildren. Ten thousand steps are about seven kilometres. The letter
+arrived on a Tuesday, without a stamp, and nobody in the house would say who had carried it up the stairs to the attic.
+def area(width: float, height: float) -> float:
+    \"\"\"The area of a rectangle.\"\"\"
+    return width * height
+If it rains tomorrow, we will stay at home and sort the seeds: beans to the left, peas to the right, and the ones that
+nobody can name into the blue jar. My uncle says that the best soup is the one that somebody else has cooked. In 1847 the
+railway reached the valley, and within ten years there were two schools, a brewery and a newspaper that was printed every
+Saturday. The cat, meanwhile, had found the warm place behind the oven and did not intend to leave it before the spring.
 """
 
 
@@ -55,27 +64,37 @@ def directory():
 def prompts(directory) -> list[list[int]]:
     """Prompts of 1 to 400 tokens, each from another place of the text."""
     tokens = load_tokenizer(directory).encode(TEXT.strip().replace("\n", " "))
+    assert len(tokens) > max(LENGTHS) + 7
     starts = (7 * place % (len(tokens) - length) for place, length in enumerate(LENGTHS))
     return [tokens[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
 
 
 @pytest.fixture(scope="session")
 def reference(directory, prompts) -> Reference:
-    """One prompt after the other, greedy, in fp32, without an end token."""
+    """Each prompt alone, greedy, in fp32, without an end token.
+
+    Two prompts at a time, each on one thread: on a busy machine torch's own threads would
+    wait for each other most of the time.
+    """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0)
-    outputs = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
+
+    def generate(prompt: list[int]) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
             whole = model.generate(ids, attention_mask=torch.ones_like(ids))
-            outputs.append(tuple(whole[0, len(prompt) :].tolist()))
-    del model
-    gc.collect()
-    return Reference(prompts, outputs)
+        return tuple(whole[0, len(prompt) :].tolist())
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            return Reference(prompts, list(pool.map(generate, prompts)))
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +107,7 @@ async def llm(anyio_backend) -> AsyncIterator[AsyncLLM]:
 @pytest.fixture(scope="module")
 async def tight(anyio_backend) -> AsyncIterator[AsyncLLM]:
     """SmolLM2 with so few KV blocks that requests have to give way."""
-    async with AsyncLLM("smollm2", dtype="float32", num_blocks=48) as opened:
+    async with AsyncLLM("smollm2", dtype="float32", num_blocks=48, max_num_batched_tokens=1024) as opened:
         yield opened
 
 
@@ -131,24 +150,26 @@ async def test_a_seeded_request_says_the_same_alone_among_others_and_after_a_pre
     short = SamplingParams(max_tokens=24, ignore_eos=True)
     _, among = await asyncio.gather(answers(llm, others, short), llm.complete(mine, SEEDED))
     assert among.token_ids == alone
-    # 47 blocks: the five others fill 40, and want one more each after their first token.
+    # 47 blocks: five others fill 40 and this one 4; after a token each the others want 5 more, and it gives way.
     large = [prompts[-1][start : start + 128] for start in range(5)]
-    growing = asyncio.create_task(answers(tight, large, SamplingParams(max_tokens=48, ignore_eos=True)))
+    long = SamplingParams(max_tokens=48, ignore_eos=True)
+    growing = [asyncio.create_task(tight.complete(prompt, long)) for prompt in large]
+    after, times = await asyncio.create_task(read_and_count_preemptions(tight, mine))
+    await asyncio.gather(*growing)
+    assert after == alone
+    assert times > 0
+
+
+async def read_and_count_preemptions(llm: AsyncLLM, prompt: list[int]) -> tuple[tuple[int, ...], int]:
+    """The tokens of a seeded request, and how often it had to give way before its last one."""
     tokens: tuple[int, ...] = ()
-    most = 0
-    async for chunk in tight.generate(mine, SEEDED, request_id="mine"):
-        tokens += chunk.token_ids
-        most = max(most, preemptions(tight, "mine"))
-    await growing
-    assert tokens == alone
-    assert most > 0
-
-
-def preemptions(llm: AsyncLLM, request_id: str) -> int:
-    """How often a live request had to give way; 0 when it has ended."""
+    times = 0
     scheduler: Any = llm._frontend.driver._cell.actor._scheduler
-    request = scheduler._requests.get(request_id)
-    return request.num_preemptions if request is not None else 0
+    async for chunk in llm.generate(prompt, SEEDED, request_id="mine"):
+        tokens += chunk.token_ids
+        if (request := scheduler._requests.get("mine")) is not None:
+            times = request.num_preemptions
+    return tokens, times
 
 
 # ---------------------------------------------------------------- the loop, and leaving
@@ -176,7 +197,9 @@ async def test_the_loop_is_free_while_a_forward_pass_runs(llm, prompts):
 async def test_cancelling_one_of_8_streams_frees_its_blocks_and_changes_no_other(llm, reference):
     """The blocks are back before the next token of the others, whose tokens are as ever."""
     prompts, outputs = reference.prompts[:8], reference.outputs[:8]
-    readers = [asyncio.create_task(llm.complete(prompt, GREEDY, request_id=f"r{n}")) for n, prompt in enumerate(prompts)]
+    readers = [
+        asyncio.create_task(llm.complete(prompt, GREEDY, request_id=f"r{n}")) for n, prompt in enumerate(prompts)
+    ]
     watched = llm.generate(reference.prompts[12], GREEDY)
     for _ in range(4):
         await anext(watched)

@@ -13,6 +13,8 @@ from aexec.actor.context import OwnedTask as OwnedTask
 from aexec.actor.deadlines import Timer as Timer
 from aexec.actor.deferred import Deferred as Deferred
 from aexec.actor.envelope import trace_context as trace_context
+from aexec.actor.group import AsDone as AsDone
+from aexec.actor.group import RefGroup as RefGroup
 from aexec.actor.handlers import handles as handles
 from aexec.actor.inbox import Default as Default
 from aexec.actor.lifecycle import Exit as Exit
@@ -23,13 +25,17 @@ from aexec.actor.statistics import ActorStatistics as ActorStatistics
 from aexec.actor.statistics import DeadLetterCounts as DeadLetterCounts
 from aexec.actor.statistics import MailboxStatistics as MailboxStatistics
 from aexec.actor.statistics import SystemStatistics as SystemStatistics
+from aexec.actor.stream import Stream as Stream
 from aexec.actor.system import ActorSystem as ActorSystem
+from aexec.actor.ticker import Ticker as Ticker
 from aexec.messages.base import Message as Message
+from aexec.messages.base import StreamMessage as StreamMessage
 
 __all__ = (
     "Actor",
     "ActorStatistics",
     "ActorSystem",
+    "AsDone",
     "Context",
     "DeadLetterCounts",
     "Default",
@@ -40,8 +46,12 @@ __all__ = (
     "Message",
     "OwnedTask",
     "Ref",
+    "RefGroup",
     "Spawner",
+    "Stream",
+    "StreamMessage",
     "SystemStatistics",
+    "Ticker",
     "Timer",
     "handles",
     "trace_context",

@@ -9,17 +9,18 @@ waits for the end is told last.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from aexec.actor.core import Core
 from aexec.actor.deadlines import Timer
-from aexec.actor.desk import Desk
-from aexec.actor.envelope import Envelope, Origin, here
+from aexec.actor.envelope import Origin, here
+from aexec.actor.events import Exited, Spawned
 from aexec.actor.lifecycle import ALIVE, OVER, TRANSITIONS, Exit, LifecycleEvent, LifecycleState
 from aexec.actor.logs import logger
 from aexec.actor.runtime import Interrupted, Promise, Section
 from aexec.actor.statistics import ActorStatistics
-from aexec.actor.table import HandlerTable
+from aexec.actor.supervision import Supervision, Trouble
+from aexec.actor.ward import Hosted, Ward
 from aexec.errors import note
 
 __all__ = ("Cell", "Hosted")
@@ -27,25 +28,7 @@ __all__ = ("Cell", "Hosted")
 STUBBORN = 1.0  # seconds between two attempts to cut short what does not want to end
 
 
-class Hosted(Protocol):
-    """What a cell needs of an actor: ``actor.Actor``."""
-
-    __handlers__: ClassVar[HandlerTable]
-
-    def __attach__(self, cell: Cell, /) -> None:
-        """It has come to live in ``cell``."""
-        ...
-
-    async def on_start(self) -> None:
-        """Before the first message."""
-        ...
-
-    async def on_stop(self, reason: Exit, /) -> None:
-        """After the last message."""
-        ...
-
-
-class Cell(Desk):
+class Cell(Ward):
     """One actor's place in its system.
 
     Args:
@@ -53,18 +36,42 @@ class Cell(Desk):
         name: The actor's name.
         bound: Bound of its mailbox.
         parent: The actor that spawned it; None: the system.
-        make: Constructs the actor.
+        supervision: How it is supervised; None: not in particular.
+        make: Constructs the actor, once for each incarnation.
 
     Attributes:
-        children: Actors that it spawned, by name.
+        children: Actors that it spawned, by name, eldest first.
+        observers: Actors that watch it.
+        watching: Actors that it watches.
         owned: Its own tasks, by their sections; cancelled when it ends.
     """
 
-    __slots__ = ("_make", "_quiet", "_stop_at", "_stop_timer", "_task", "_watchers", "children", "owned", "parent")
+    __slots__ = (
+        "_make",
+        "_quiet",
+        "_stop_at",
+        "_stop_timer",
+        "_task",
+        "_watchers",
+        "children",
+        "observers",
+        "owned",
+        "watching",
+    )
 
-    def __init__(self, core: Core, name: str, bound: int, parent: Cell | None, make: Callable[[], Hosted]) -> None:
-        super().__init__(core, name, bound)
-        self.parent, self._make = parent, make
+    def __init__(
+        self,
+        core: Core,
+        name: str,
+        bound: int,
+        parent: Cell | None,
+        supervision: Supervision | None,
+        make: Callable[[], Hosted],
+    ) -> None:
+        super().__init__(core, name, bound, parent, supervision)
+        self._make = make
+        self.observers: set[Cell] | None = None
+        self.watching: set[Cell] | None = None
         self.children: dict[str, Cell] | None = None
         self.owned: dict[Section, object] | None = None
         self._task: object = None
@@ -83,6 +90,7 @@ class Cell(Desk):
             name=self.name,
             state=self.state.value,
             generation=self.generation,
+            restarts=self.generation - 1,
             mailbox=self.mailbox.statistics(),
             in_hand=self.in_hand,
             deferred=len(self.owed or ()),
@@ -97,9 +105,13 @@ class Cell(Desk):
         """Wait until it is over."""
         while self.state not in OVER:
             promise = self.core.runtime.promise()
-            self._watchers = self._watchers or []
-            self._watchers.append(promise)
-            await promise
+            self._watchers = watchers = self._watchers or []
+            watchers.append(promise)
+            try:
+                await promise
+            except BaseException:
+                watchers.remove(promise)
+                raise
         assert self.exit is not None
         return self.exit
 
@@ -114,7 +126,7 @@ class Cell(Desk):
         now, started = here.get(), self.core.runtime.promise()
         callers, deadline = ((), None) if now is None else (now.callers, now.deadline)
         self.core.register(self)
-        if self.parent is not None:
+        if isinstance(self.parent, Cell):
             self.parent.adopt(self)
         life = self._live(started, Origin(self, (*callers, self.address), deadline))
         self._task = self.core.runtime.start(life, self.name)
@@ -135,9 +147,13 @@ class Cell(Desk):
         has_begun = False
         try:
             here.set(origin)
-            has_begun = await self._begin(started)
-            if has_begun:
+            has_begun = await self._begin_first(started)
+            while has_begun and self.exit is None:
                 await self.serve()
+                if self.exit is None:
+                    has_begun = await self.supervised()
+        except Interrupted:
+            has_begun = False  # its time to stop was up while it started again
         except GeneratorExit:  # the loop is gone, and nothing can be awaited
             raise
         except BaseException as error:  # noqa: BLE001 - it goes on below, when the actor has ended
@@ -145,14 +161,40 @@ class Cell(Desk):
             thrown = error
         try:
             with self.core.runtime.shield():
-                await self._end(has_begun=has_begun)
+                await self.wind_down(None, has_begun=has_begun and self.actor is not None)
         finally:
             self._be_over(started)
         if thrown is not None:
             raise thrown
 
-    async def _begin(self, started: Promise[None]) -> bool:
-        """Construct the actor and let it start; False: it refused, or was told to stop meanwhile."""
+    async def _begin_first(self, started: Promise[None]) -> bool:
+        """Begin the first incarnation; False: it refused, or was told to stop meanwhile."""
+        try:
+            error = await self.begin()
+        except Interrupted:
+            return False
+        if error is not None:
+            self.fail(Exit("failed", f"it could not start: {type(error).__name__}: {error}", error))
+            return False
+        if self.state is LifecycleState.STARTING:
+            self._move(LifecycleEvent.STARTED)
+        if not started.done():
+            started.set_result(None)
+        if self.core.events is not None:
+            self.core.events.emit(Spawned(actor=self.name, parent=None if self.parent is None else self.parent.name))
+        return True
+
+    async def begin(self) -> Exception | None:
+        """Construct the actor and let it start.
+
+        Returns:
+            What its constructor or ``on_start`` raised.
+
+        Raises:
+            Interrupted: It was cut short.
+        """
+        if self.generation > 1:  # the first time, it is its spawner who waits for it
+            here.set(Origin(self, (self.address,)))
         try:
             self.actor = actor = self._make()
             self.table = actor.__handlers__
@@ -160,16 +202,17 @@ class Cell(Desk):
             if self.table.starts:
                 await self.section().run(actor.on_start())
         except Interrupted:
-            return False
-        except Exception as error:  # noqa: BLE001 - it goes to the spawner
+            raise
+        except Exception as error:  # noqa: BLE001 - it goes to the spawner or the supervisor
             note(error, f"raised while actor {self.name} started")
-            self._fail(Exit("failed", f"it could not start: {type(error).__name__}: {error}", error))
-            return False
-        if self.state is LifecycleState.STARTING:
-            self._move(LifecycleEvent.STARTED)
-        if not started.done():
-            started.set_result(None)
-        return True
+            return error
+        return None
+
+    def siblings(self) -> list[Cell]:
+        """All that its parent has spawned and that are not over, itself included, eldest first."""
+        if isinstance(self.parent, Cell):
+            return list((self.parent.children or {}).values())
+        return [cell for cell in self.core.cells.values() if cell.parent is None]
 
     # ------------------------------------------------------------ its end
 
@@ -189,13 +232,9 @@ class Cell(Desk):
     def broke(self, error: BaseException) -> None:
         """It cannot go on."""
         if isinstance(error, self.core.runtime.cancelled):
-            self._fail(Exit("killed", "its task was cancelled from outside"))
+            self.fail(Exit("killed", "its task was cancelled from outside"))
         else:
-            self._fail(Exit("failed", f"{type(error).__name__}: {error}", error))
-
-    def on_tell_failure(self, envelope: Envelope, error: Exception) -> None:
-        """Nobody waits for a tell, so the log is told; supervision begins here."""
-        logger(actor=self.name).error("handler failed", message=envelope.handler.kind.__name__, exc_info=error)
+            self.fail(Exit("failed", f"{type(error).__name__}: {error}", error))
 
     def own(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Section:
         """Run a task that is the actor's: it ends with it, and takes it along when it fails.
@@ -223,19 +262,18 @@ class Cell(Desk):
             await section.run(coroutine)
         except Interrupted:
             pass
+        except Exception as error:  # noqa: BLE001 - its supervisor decides
+            self.judge(error, Trouble.TASK)
         except BaseException as error:
             self.broke(error)
-            if not isinstance(error, Exception):
-                raise
+            raise
         finally:
             assert self.owned is not None
             del self.owned[section]
             self.side_ended()
 
-    def _move(self, event: LifecycleEvent) -> None:
-        self.state = TRANSITIONS[self.state][event]
-
-    def _fail(self, exit_: Exit) -> None:
+    def fail(self, exit_: Exit) -> None:
+        """End it as failed."""
         if LifecycleEvent.FAIL not in TRANSITIONS[self.state]:
             return  # it has failed already
         self._move(LifecycleEvent.FAIL)
@@ -272,13 +310,24 @@ class Cell(Desk):
         self._cut_short()
         self._stop_timer = self.core.deadlines.call_at(self.core.runtime.now() + STUBBORN, self._kill)
 
+    def cut_short_again(self) -> None:
+        """Cut short what runs, and again if it does not want to end."""
+        self._cut_short()
+        self._stop_timer = self.core.deadlines.call_at(self.core.runtime.now() + STUBBORN, self._kill)
+
     def _cut_short(self) -> None:
         if self._section is not None and self._section.active:
             self._section.interrupt()
         for section in (*self.sides, *(self.owned or ())):
             section.interrupt()
 
-    async def _end(self, *, has_begun: bool) -> None:
+    async def wind_down(self, exit_: Exit | None, *, has_begun: bool) -> None:
+        """End an incarnation: its tasks, its children, ``on_stop`` if it had begun.
+
+        Args:
+            exit_: Why it ends; None: as the actor does, for a reason that may yet change.
+            has_begun: ``on_start`` returned.
+        """
         for section in self.owned or ():
             section.interrupt()
         while self.sides or self.owned:
@@ -290,16 +339,20 @@ class Cell(Desk):
         for child in children:
             await child.closed()
         if has_begun and self.table.stops:
-            await self._run_on_stop()
+            exit_ = exit_ or self.exit
+            assert exit_ is not None
+            await self._run_on_stop(exit_)
+        if self.exit is None and self._stop_timer is not None:
+            self._stop_timer.cancel()
+            self._stop_timer = None
 
-    async def _run_on_stop(self) -> None:
+    async def _run_on_stop(self, exit_: Exit) -> None:
         """In a section of its own, which the end of its time to stop does not cut short."""
-        assert self.exit is not None
         core, section = self.core, self.core.runtime.section()
         timer = core.deadlines.call_at(core.runtime.now() + core.stop_timeout, section.interrupt)
         here.set(Origin(self, (self.address,)))
         try:
-            await section.run(self.actor.on_stop(self.exit))
+            await section.run(self.actor.on_stop(exit_))
         except Interrupted:
             logger(actor=self.name).warning("on_stop was cut short", seconds=core.stop_timeout)
         except Exception:  # noqa: BLE001 - the end goes on
@@ -317,7 +370,7 @@ class Cell(Desk):
         if self._stop_timer is not None:
             self._stop_timer.cancel()
         self.core.cells.pop(self.name, None)
-        if self.parent is not None and self.parent.children is not None:
+        if isinstance(self.parent, Cell) and self.parent.children is not None:
             self.parent.children.pop(self.name, None)
         self._tell_of_end(exit_, started)
         self.actor = self._task = self._section = self.mailbox.signals = None
@@ -328,6 +381,8 @@ class Cell(Desk):
             started.set_exception(error if isinstance(error, Exception) else exit_.as_error(self.name))
         elif exit_.kind == "failed":
             logger(actor=self.name).error("actor failed", reason=exit_.reason, exc_info=exit_.error)
+        if self.core.events is not None and started.done() and not started.cancelled():
+            self.core.events.emit(Exited(actor=self.name, how=exit_.kind, reason=exit_.reason))
         watchers, self._watchers = self._watchers or (), None
         for watcher in watchers:
             if not watcher.done():

@@ -15,7 +15,8 @@ from aexec.actor.ref import Ref
 from aexec.actor.runtime import Section
 from aexec.actor.spawner import Spawner
 from aexec.actor.system import ActorSystem
-from aexec.errors import UnhandledMessage
+from aexec.actor.ticker import Ticker
+from aexec.errors import ConfigError, UnhandledMessage
 from aexec.messages.base import Message
 
 if TYPE_CHECKING:
@@ -77,6 +78,16 @@ class Context(Spawner):
     def generation(self) -> int:
         """The actor's incarnation, from 1."""
         return self._cell.generation
+
+    @property
+    def rank(self) -> int:
+        """The actor's place in the group that it was spawned in, from 0; 0 without a group."""
+        return 0 if self._cell.place is None else self._cell.place.rank
+
+    @property
+    def size(self) -> int:
+        """How many members the group has that it was spawned in; 1 without a group."""
+        return 1 if self._cell.place is None else self._cell.place.size
 
     @property
     def deadline(self) -> float | None:
@@ -158,15 +169,41 @@ class Context(Spawner):
         Raises:
             UnhandledMessage: The actor has no handler for it.
         """
-        cell = self._cell
-        if cell.table.find(type(message)) is None:
-            raise UnhandledMessage(cell.name, type(message).__name__, cell.table.names)
+        cell = self._check_handled(message)
         return cell.core.deadlines.call_at(cell.core.runtime.now() + seconds, partial(_ring, cell, message))
+
+    def every(self, seconds: float, message: Message[Any]) -> Ticker:
+        """Send the actor a message again and again; ``cancel()`` what is returned to call it off.
+
+        A message is left out when the one before it has not begun yet, so that a slow
+        actor's mailbox does not fill with them.
+
+        Args:
+            seconds: Between two messages, and before the first one.
+            message: The message.
+
+        Raises:
+            ConfigError: ``seconds`` is not positive.
+            UnhandledMessage: The actor has no handler for it.
+        """
+        if not seconds > 0:
+            raise ConfigError(f"every {seconds} s: expected a positive number of seconds")
+        return Ticker(self._check_handled(message), seconds, message)
 
     def stop(self) -> None:
         """End the actor once the message in hand is handled."""
         core = self._cell.core
         self._cell.request_stop("it stopped itself", core.runtime.now() + core.stop_timeout)
+
+    def __entered__(self, state: str) -> None:
+        """The actor has moved to another of its states."""
+        self._cell.enter(state)
+
+    def _check_handled(self, message: Message[Any]) -> Cell:
+        cell = self._cell
+        if cell.table.find(type(message)) is None:
+            raise UnhandledMessage(cell.name, type(message).__name__, cell.table.names)
+        return cell
 
     def _in_hand(self) -> Envelope | None:
         envelope = here.get()

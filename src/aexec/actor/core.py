@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from aexec.actor.deadletters import DeadLetters
 from aexec.actor.deadlines import Deadlines
+from aexec.actor.events import ActorEvent
 from aexec.actor.runtime import Runtime, describe_here
 from aexec.errors import ConfigError, WrongLoop
+from aexec.observe.hub import EventHub
 
 if TYPE_CHECKING:
     from aexec.actor.cell import Cell
@@ -33,6 +35,7 @@ class Core:
         uid: Tells this system from all others, in addresses.
         cells: Actors that are not over, by name.
         ids: Correlation ids.
+        events: Tells listeners what happens to actors; None while there has been no listener.
         late_replies: Replies that came after their asker had gone.
     """
 
@@ -48,6 +51,7 @@ class Core:
         self.dead_letters = DeadLetters(name)
         self.cells: dict[str, Cell] = {}
         self.ids = itertools.count(1)
+        self.events: EventHub[ActorEvent] | None = None
         self.sent = 0
         self.spawned = 0
         self.late_replies = 0

@@ -19,8 +19,8 @@ class Debtor(Protocol):
         """Reply to an ask."""
         ...
 
-    def reject(self, envelope: Envelope, error: BaseException, /) -> None:
-        """Raise an error at an asker."""
+    def reject_late(self, envelope: Envelope, error: BaseException, /) -> None:
+        """Raise an error at an asker, after its handler has returned."""
         ...
 
     def reply_dropped(self, envelope: Envelope, /) -> None:
@@ -77,7 +77,7 @@ class Deferred(Generic[R]):
             RuntimeError: It was answered before.
         """
         self._answer()
-        self._cell.reject(self._envelope, error)
+        self._cell.reject_late(self._envelope, error)
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
         """Call this once when the asker is cancelled or its deadline passes; at once if it has."""

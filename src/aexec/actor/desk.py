@@ -2,7 +2,7 @@
 
 One task serves the mailbox. A plain handler runs inline in it; an ``async def`` is
 awaited in it, so that messages are handled one at a time across their awaits. Two things
-get tasks of their own: messages of ``concurrent=`` handlers, and the urgent lane for as
+get tasks of their own: messages of ``concurrent=`` handlers and streams, and the urgent lane for as
 long as the serving task is inside of an ``async def``.
 
 Who waits for an answer is told at once when there will be none. A message that nobody
@@ -84,7 +84,7 @@ class Desk(Inbox):
                 now = slice_start = monotonic()
                 continue
             handler = envelope.handler
-            if handler.concurrent > 1:
+            if handler.aside:
                 self._start_concurrent(envelope)
             elif self._may_begin(envelope, now):
                 if handler.is_async:
@@ -186,8 +186,8 @@ class Desk(Inbox):
     async def _handle_urgent(self, section: Section) -> None:
         """The urgent lane, while the serving task awaits a handler."""
         try:
-            while (envelope := self.mailbox.pop_urgent()) is not None:
-                if envelope.handler.concurrent > 1:
+            while not self.mailbox.signals and (envelope := self.mailbox.pop_urgent()) is not None:
+                if envelope.handler.aside:
                     self._start_concurrent(envelope)
                 elif self._may_begin(envelope, monotonic()):
                     if envelope.handler.is_async:
@@ -258,15 +258,21 @@ class Desk(Inbox):
 
     def _raised(self, envelope: Envelope, error: Exception) -> None:
         self.failed += 1
-        if envelope.reply is None:
+        if self.is_fatal(envelope, error):
+            self.on_fatal(error)
+        elif envelope.reply is None:
             self.on_tell_failure(envelope, error)
         self.reject(envelope, error)
+
+    def is_fatal(self, envelope: Envelope, error: BaseException) -> bool:
+        """True when the actor has to end after such an error."""
+        return isinstance(error, envelope.handler.fatal) or isinstance(error, getattr(self.actor, "fatal", ()))
 
     def _interrupted(self, envelope: Envelope) -> None:
         """It was cut short, as its asker has gone or the actor had to end."""
         self.cancelled += 1
-        if self.exit is not None and envelope.reply is not None and not envelope.reply.done():
-            envelope.reply.set_exception(self.exit.as_error(self.name))
+        if envelope.reply is not None and not envelope.reply.done():
+            envelope.reply.set_exception(self.why_cut_short(envelope))
         self._finish(envelope)
 
     def _broken(self, envelope: Envelope, error: BaseException) -> None:
@@ -300,7 +306,7 @@ class Desk(Inbox):
         started = not self.withdraw(envelope, "expired")
         promise.set_exception(CallTimeout(call, limit, started))
         if started:
-            self._give_up(envelope)
+            self.give_up(envelope)
 
     def abandon(self, envelope: Envelope, reply: Promise[Any]) -> None:
         """An ask ends with an exception: that of its reply, or since its asker was cancelled."""
@@ -309,7 +315,15 @@ class Desk(Inbox):
             return
         reply.cancel()
         if not self.withdraw(envelope, "cancelled"):
-            self._give_up(envelope)
+            self.give_up(envelope)
+
+    def reject_late(self, envelope: Envelope, error: BaseException) -> None:
+        """Raise an error at the asker of a message whose reply was deferred."""
+        fatal = envelope.stage is Stage.DEFERRED and self.is_fatal(envelope, error)
+        self.reject(envelope, error)
+        if fatal:
+            self.failed += 1
+            self.on_fatal(error)
 
     def reply_dropped(self, envelope: Envelope) -> None:
         """Its deferred reply was garbage-collected; called from any thread."""
@@ -323,7 +337,7 @@ class Desk(Inbox):
                 envelope, ActorError(f"{self.name} dropped its deferred reply to {envelope.handler.kind.__name__}")
             )
 
-    def _give_up(self, envelope: Envelope) -> None:
+    def give_up(self, envelope: Envelope) -> None:
         """Tell the handler that nobody waits any longer."""
         callbacks, envelope.on_gone = envelope.on_gone or (), None
         for callback in callbacks:
@@ -343,6 +357,14 @@ class Desk(Inbox):
     @abc.abstractmethod
     def on_tell_failure(self, envelope: Envelope, error: Exception) -> None:
         """A tell failed, and there is nobody to be told."""
+
+    @abc.abstractmethod
+    def on_fatal(self, error: BaseException) -> None:
+        """A handler raised what ends the actor."""
+
+    @abc.abstractmethod
+    def why_cut_short(self, envelope: Envelope) -> ActorError:
+        """What is raised at the asker of a message that was cut short on the actor's account."""
 
     @abc.abstractmethod
     def broke(self, error: BaseException) -> None:

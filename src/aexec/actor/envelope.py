@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aexec.actor.runtime import Promise, Section
 from aexec.actor.table import Handler
-from aexec.messages.base import Message
+from aexec.messages.base import AnyMessage
 
 __all__ = ("Envelope", "Hop", "Origin", "Stage", "here", "trace_context")
 
@@ -26,6 +26,7 @@ class Stage(enum.Enum):
     WAITING = "waits for room in the mailbox"
     QUEUED = "is in the mailbox"
     HELD = "is in the mailbox, and waits for a concurrent= slot"
+    POSTPONED = "is in the mailbox, and waits for a state of its actor"
     RUNNING = "its handler runs"
     DEFERRED = "its reply was put off"
     OVER = "nothing more will come of it"
@@ -110,7 +111,7 @@ class Envelope:
     def __init__(
         self,
         id: int,  # noqa: A002 - it is the field's name
-        message: Message[Any],
+        message: AnyMessage,
         handler: Handler,
         cell: Hop,
         sent_at: float,
@@ -118,7 +119,7 @@ class Envelope:
         reply: Promise[Any] | None,
     ) -> None:
         self.id = id
-        self.message: Message[Any] | None = message
+        self.message: AnyMessage | None = message
         self.handler = handler
         self.cell = cell
         self.generation = cell.generation

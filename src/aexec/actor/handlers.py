@@ -7,84 +7,115 @@ annotation of its parameter is compared with the message when the class is creat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, overload
 
+from aexec.actor.channel import pump
 from aexec.actor.deferred import Deferred
 from aexec.actor.table import Handler, HandlerTable, Lane
-from aexec.messages.base import Message
+from aexec.messages.base import AnyMessage, Message, StreamMessage
 
 __all__ = ("build_table", "handles")
 
 A_contra = TypeVar("A_contra", contravariant=True)
-M_contra = TypeVar("M_contra", contravariant=True)
+M = TypeVar("M", bound=AnyMessage)
+M_co = TypeVar("M_co", covariant=True)
+Base_co = TypeVar("Base_co", covariant=True)
 R = TypeVar("R")
 
 _MARK = "__handles__"
+STREAMS = 16  # of one handler, at a time
 
 
-class _Decorator(Protocol[R]):
-    """Takes a method that replies with an ``R``, and gives back what it took."""
+class _Decorator(Protocol[M_co, Base_co]):
+    """Takes a method for messages of type ``M_co``, and gives back what it took.
 
-    @overload
-    def __call__(
-        self, function: Callable[[A_contra, M_contra], Coroutine[Any, Any, R]], /
-    ) -> Callable[[A_contra, M_contra], Coroutine[Any, Any, R]]: ...
-
-    @overload
-    def __call__(
-        self, function: Callable[[A_contra, M_contra], Coroutine[Any, Any, R | Deferred[R]]], /
-    ) -> Callable[[A_contra, M_contra], Coroutine[Any, Any, R | Deferred[R]]]: ...
+    Both parameters are that type: the second is looked at as a ``Message[R]``, for its ``R``.
+    """
 
     @overload
     def __call__(
-        self, function: Callable[[A_contra, M_contra], Deferred[R]], /
-    ) -> Callable[[A_contra, M_contra], Deferred[R]]: ...
-
-    @overload
-    def __call__(self, function: Callable[[A_contra, M_contra], R], /) -> Callable[[A_contra, M_contra], R]: ...
+        self: _Decorator[M, StreamMessage[R]], function: Callable[[A_contra, M], AsyncIterator[R]], /
+    ) -> Callable[[A_contra, M], AsyncIterator[R]]: ...
 
     @overload
     def __call__(
-        self, function: Callable[[A_contra, M_contra], R | Deferred[R]], /
-    ) -> Callable[[A_contra, M_contra], R | Deferred[R]]: ...
+        self: _Decorator[M, Message[R]], function: Callable[[A_contra, M], Coroutine[Any, Any, R]], /
+    ) -> Callable[[A_contra, M], Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(
+        self: _Decorator[M, Message[R]], function: Callable[[A_contra, M], Coroutine[Any, Any, R | Deferred[R]]], /
+    ) -> Callable[[A_contra, M], Coroutine[Any, Any, R | Deferred[R]]]: ...
+
+    @overload
+    def __call__(
+        self: _Decorator[M, Message[R]], function: Callable[[A_contra, M], Deferred[R]], /
+    ) -> Callable[[A_contra, M], Deferred[R]]: ...
+
+    @overload
+    def __call__(
+        self: _Decorator[M, Message[R]], function: Callable[[A_contra, M], R], /
+    ) -> Callable[[A_contra, M], R]: ...
+
+    @overload
+    def __call__(
+        self: _Decorator[M, Message[R]], function: Callable[[A_contra, M], R | Deferred[R]], /
+    ) -> Callable[[A_contra, M], R | Deferred[R]]: ...
 
 
 def handles(
-    kind: type[Message[R]], *, lane: Lane = "normal", concurrent: int = 1, shield: bool = False
-) -> _Decorator[R]:
+    kind: type[M],
+    *,
+    lane: Lane = "normal",
+    concurrent: int | None = None,
+    shield: bool = False,
+    fatal: type[BaseException] | tuple[type[BaseException], ...] = (),
+    when: str | Collection[str] | None = None,
+) -> _Decorator[M, M]:
     """Make a method the handler of messages of type ``kind``.
 
     A plain method runs inline, which is cheapest; an ``async def`` is awaited, and the
-    mailbox waits with it. What it raises goes to the asker, and the actor lives on.
+    mailbox waits with it. What it raises goes to the asker, and the actor lives on. The
+    handler of a ``StreamMessage`` is an async generator, and runs beside the mailbox.
 
     Args:
         kind: The type of the message.
         lane: ``urgent`` messages are taken before normal ones, and also while a normal
             handler awaits.
         concurrent: More than 1: so many messages of this type may be in hand at a time,
-            beside all others. Only for ``async def``; a plain method never awaits.
+            beside all others. Only for ``async def``; a plain method never awaits. None:
+            1, and 16 for streams.
         shield: The asker's cancellation and deadline do not cancel the handler, as with
             a collective that all ranks have to finish.
+        fatal: Errors after which the actor cannot be trusted, as of a device that is lost:
+            they end it, be it an ask or a tell. An actor has a ``fatal`` for all its handlers.
+        when: The state, or states, of the actor in which these messages are begun. Those
+            that come in another one are postponed, in order, until ``self.state`` is set
+            to one of them; they keep their deadlines, and take up room in the mailbox.
 
     Raises:
         TypeError: ``kind`` is not a message type, or the method is not fit for it.
     """
     _check_kind(kind)
-    if lane not in {"normal", "urgent"} or concurrent < 1:
-        raise TypeError(f"lane is {lane!r} and concurrent {concurrent}: expected 'normal' or 'urgent', and at least 1")
+    streams = issubclass(kind, StreamMessage)
+    slots = concurrent if concurrent is not None else STREAMS if streams else 1
+    if lane not in {"normal", "urgent"} or slots < 1:
+        raise TypeError(f"lane is {lane!r} and concurrent {slots}: expected 'normal' or 'urgent', and at least 1")
+    states = None if when is None else frozenset([when] if isinstance(when, str) else when)
 
     def mark(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         where = f"{function.__qualname__}, which handles {kind.__name__},"
         if hasattr(function, _MARK):
             raise TypeError(f"{where} handles another message already: a method handles one")
-        if inspect.isasyncgenfunction(function):
-            raise TypeError(f"{where} is an async generator: a handler returns one reply")
-        is_async = _is_async(function)
-        if concurrent > 1 and not is_async:
-            raise TypeError(f"{where} is a plain method, which never awaits: concurrent={concurrent} is for async def")
-        handler = Handler(kind, function.__name__, function, is_async, lane, concurrent, shield)
+        _check_shape(where, function, streams=streams, shield=shield)
+        is_async = streams or _is_async(function)
+        if slots > 1 and not is_async:
+            raise TypeError(f"{where} is a plain method, which never awaits: concurrent={slots} is for async def")
+        run = pump(function) if streams else function
+        fatals = fatal if isinstance(fatal, tuple) else (fatal,)
+        handler = Handler(kind, function.__name__, run, is_async, lane, slots, shield, fatals, states, streams)
         setattr(function, _MARK, handler)
         return function
 
@@ -117,8 +148,18 @@ def build_table(actor: type, root: type) -> HandlerTable:
 
 
 def _check_kind(kind: object) -> None:
-    if not (isinstance(kind, type) and issubclass(kind, Message)):
+    if not (isinstance(kind, type) and issubclass(kind, Message | StreamMessage)):
         raise TypeError(f"handles() takes a message type, a subclass of Message; this is {kind!r}")
+
+
+def _check_shape(where: str, function: Callable[..., Any], *, streams: bool, shield: bool) -> None:
+    is_generator = inspect.isasyncgenfunction(inspect.unwrap(function))
+    if is_generator and not streams:
+        raise TypeError(f"{where} is an async generator: a handler returns one reply, unless to a StreamMessage")
+    if streams and not is_generator:
+        raise TypeError(f"{where} is no async generator: the handler of a StreamMessage yields its items")
+    if streams and shield:
+        raise TypeError(f"{where} is a stream, which ends with its consumer: shield=True is for other handlers")
 
 
 def _override(inherited: Handler, function: Callable[[Any, Any], Any]) -> Handler:
@@ -128,6 +169,9 @@ def _override(inherited: Handler, function: Callable[[Any, Any], Any]) -> Handle
             f"{function.__qualname__} handles another message than the method that it overrides, "
             f"which handles {inherited.kind.__name__}: name it differently"
         )
+    if inherited.is_stream:
+        _check_shape(function.__qualname__, function, streams=True, shield=False)
+        return replace(inherited, function=pump(function))
     return replace(inherited, function=function, is_async=_is_async(function))
 
 

@@ -17,12 +17,13 @@ from aexec.actor.deadletters import DeadLetterKind
 from aexec.actor.envelope import Envelope, Stage, here
 from aexec.actor.lifecycle import Exit, LifecycleState
 from aexec.actor.mailbox import Mailbox
+from aexec.actor.place import Place
 from aexec.actor.runtime import Promise
 from aexec.actor.table import HandlerTable
 from aexec.errors import CallCycle, CallTimeout, MailboxFull, UnhandledMessage
-from aexec.messages.base import Message
+from aexec.messages.base import AnyMessage, Message
 
-__all__ = ("DEFAULT", "Default", "Inbox", "Timeout")
+__all__ = ("DEFAULT", "NOT_BEGUN", "Default", "Inbox", "Timeout", "deadline_of")
 
 
 class Default(enum.Enum):
@@ -35,7 +36,7 @@ DEFAULT: Final = Default.TIMEOUT
 Timeout = float | Default | None
 
 _NO_HANDLERS = HandlerTable({}, starts=False, stops=False)
-_NOT_BEGUN = frozenset({Stage.WAITING, Stage.QUEUED, Stage.HELD})
+NOT_BEGUN = frozenset({Stage.WAITING, Stage.QUEUED, Stage.HELD, Stage.POSTPONED})
 
 
 class Inbox(abc.ABC):
@@ -50,9 +51,10 @@ class Inbox(abc.ABC):
         state: Where it is in its life.
         exit: Why it ends, or ended; None before.
         generation: Its incarnation, from 1.
+        place: Its place in the group that it was spawned in; None without one.
     """
 
-    __slots__ = ("_waiter", "address", "core", "exit", "generation", "mailbox", "name", "state", "table")
+    __slots__ = ("_waiter", "address", "core", "exit", "generation", "mailbox", "name", "place", "state", "table")
 
     def __init__(self, core: Core, name: str, bound: int) -> None:
         self.core, self.name = core, name
@@ -62,6 +64,7 @@ class Inbox(abc.ABC):
         self.state = LifecycleState.STARTING
         self.exit: Exit | None = None
         self.generation = 1
+        self.place: Place | None = None
         self._waiter: Promise[None] | None = None  # what the serving task awaits when there is nothing to do
 
     def ask(self, message: Message[Any], timeout: Timeout) -> Envelope:
@@ -85,6 +88,28 @@ class Inbox(abc.ABC):
         except CallTimeout:
             self._record("expired", envelope)
             raise
+        if self.mailbox.put(envelope):
+            self._arrived(envelope)
+        else:
+            self.mailbox.wait(envelope)
+        return envelope
+
+    def ask_for(
+        self, message: AnyMessage, reply: Promise[Any], deadline: float | None, *, is_stream: bool = False
+    ) -> Envelope:
+        """Accept a message for somebody who looks after its reply and deadline: a group, a stream.
+
+        Raises:
+            ActorDied: It has ended, or ends.
+            CallCycle: It waits for the caller.
+            UnhandledMessage: It has no handler for ``message``.
+        """
+        envelope = self._letter(message, reply, is_stream=is_stream)
+        self.check_cycle(envelope.chain)
+        if self.exit is not None:
+            self._record("closed", envelope)
+            raise self.exit.as_error(self.name)
+        envelope.deadline = deadline
         if self.mailbox.put(envelope):
             self._arrived(envelope)
         else:
@@ -117,6 +142,20 @@ class Inbox(abc.ABC):
             return None
         self.mailbox.wait(envelope)
         return envelope
+
+    def tick(self, message: Message[Any], last: Envelope | None) -> Envelope:
+        """Accept a message that is due again, unless ``last``, the one before, has not begun yet."""
+        if last is not None and last.stage in NOT_BEGUN:
+            return last
+        envelope = self._letter(message, None)
+        if not self._take_in(envelope):
+            self.mailbox.wait(envelope)
+        return envelope
+
+    def enter(self, state: str) -> None:
+        """The actor is in another of its states: what was postponed comes again."""
+        for envelope in self.mailbox.enter(state):
+            self._arrived(envelope)
 
     async def wait_for_room(self, envelope: Envelope, timeout: Timeout) -> None:
         """Wait until a message of :meth:`post` is in the mailbox, or its actor has ended.
@@ -160,7 +199,7 @@ class Inbox(abc.ABC):
 
     def withdraw(self, envelope: Envelope, kind: DeadLetterKind) -> bool:
         """Take a message out of the mailbox; False: it has begun, or is over."""
-        if envelope.stage not in _NOT_BEGUN:
+        if envelope.stage not in NOT_BEGUN:
             return False
         self.mailbox.discard(envelope)
         self._drop(envelope, kind)
@@ -173,11 +212,12 @@ class Inbox(abc.ABC):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _letter(self, message: Message[Any], reply: Promise[Any] | None) -> Envelope:
+    def _letter(self, message: AnyMessage, reply: Promise[Any] | None, *, is_stream: bool = False) -> Envelope:
         core = self.core
         if not core.runtime.is_here:
             core.check_loop()
-        handler = self.table.find(message.__class__)
+        table = self.table
+        handler = table.find_stream(message.__class__) if is_stream else table.find(message.__class__)
         if handler is None:
             core.dead_letters.record("undeliverable", self.name, type(message).__name__, silent=False)
             raise UnhandledMessage(self.name, type(message).__name__, self.table.names)
@@ -227,3 +267,11 @@ class Inbox(abc.ABC):
     def _record(self, kind: DeadLetterKind, envelope: Envelope) -> None:
         silent = envelope.reply is None and kind == "closed"
         self.core.dead_letters.record(kind, self.name, envelope.handler.kind.__name__, silent=silent)
+
+
+def deadline_of(core: Core, timeout: Timeout) -> float | None:
+    """The lesser of a call's own limit and what the handler that makes it has left, in monotonic seconds."""
+    limit, origin = core.timeout if timeout is DEFAULT else timeout, here.get()
+    own = None if limit is None else core.runtime.now() + limit
+    inherited = None if origin is None else origin.deadline
+    return min((deadline for deadline in (own, inherited) if deadline is not None), default=None)

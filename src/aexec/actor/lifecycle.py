@@ -3,6 +3,9 @@
 An actor starts, runs, ends, and is over. It ends in one of two ways: because it was told
 to (stopping), or because something broke (failing). While it ends its mailbox is closed,
 its children end, then ``on_stop`` runs, and after that nobody waits for it any longer.
+
+A failure need not be the end. While its supervisor thinks about one the actor is
+suspended; between two incarnations it is restarting. Its mailbox stays open in both.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ class LifecycleState(enum.Enum):
 
     STARTING = "starting"
     RUNNING = "running"
+    SUSPENDED = "suspended"
+    RESTARTING = "restarting"
     STOPPING = "stopping"
     FAILING = "failing"
     STOPPED = "stopped"
@@ -31,6 +36,9 @@ class LifecycleEvent(enum.Enum):
     """What can happen to it."""
 
     STARTED = "on_start returned"
+    SUSPEND = "something failed, and its supervisor has to think"
+    RESUME = "its supervisor lets it go on"
+    RESTART = "its supervisor wants a new incarnation"
     STOP = "somebody asked it to stop"
     FAIL = "something broke, or its task was cancelled from outside"
     ENDED = "children, on_stop and waiters are done with"
@@ -43,6 +51,19 @@ TRANSITIONS: dict[LifecycleState, dict[LifecycleEvent, LifecycleState]] = {
         LifecycleEvent.FAIL: LifecycleState.FAILING,
     },
     LifecycleState.RUNNING: {
+        LifecycleEvent.SUSPEND: LifecycleState.SUSPENDED,
+        LifecycleEvent.RESTART: LifecycleState.RESTARTING,
+        LifecycleEvent.STOP: LifecycleState.STOPPING,
+        LifecycleEvent.FAIL: LifecycleState.FAILING,
+    },
+    LifecycleState.SUSPENDED: {
+        LifecycleEvent.RESUME: LifecycleState.RUNNING,
+        LifecycleEvent.RESTART: LifecycleState.RESTARTING,
+        LifecycleEvent.STOP: LifecycleState.STOPPING,
+        LifecycleEvent.FAIL: LifecycleState.FAILING,
+    },
+    LifecycleState.RESTARTING: {
+        LifecycleEvent.STARTED: LifecycleState.RUNNING,
         LifecycleEvent.STOP: LifecycleState.STOPPING,
         LifecycleEvent.FAIL: LifecycleState.FAILING,
     },
@@ -55,7 +76,7 @@ TRANSITIONS: dict[LifecycleState, dict[LifecycleEvent, LifecycleState]] = {
     LifecycleState.DEAD: {},
 }
 
-ALIVE = frozenset({LifecycleState.STARTING, LifecycleState.RUNNING})
+ALIVE = frozenset(state for state, events in TRANSITIONS.items() if LifecycleEvent.STOP in events)
 OVER = frozenset(state for state, events in TRANSITIONS.items() if not events)
 
 

@@ -9,7 +9,8 @@ from aexec.actor.envelope import here
 from aexec.actor.inbox import DEFAULT, Timeout
 from aexec.actor.lifecycle import ALIVE, Exit
 from aexec.actor.statistics import ActorStatistics
-from aexec.messages.base import Message
+from aexec.actor.stream import Stream
+from aexec.messages.base import Message, StreamMessage
 
 __all__ = ("Ref",)
 
@@ -57,7 +58,7 @@ class Ref(Generic[A_co]):
         """The actor's figures."""
         return self._cell.statistics()
 
-    async def ask(self, message: Message[R], *, timeout: Timeout = DEFAULT) -> R:
+    async def ask(self, message: Message[R, A_co], *, timeout: Timeout = DEFAULT) -> R:
         """Send a message and await its reply.
 
         A cancelled ask cancels the handler, unless that is a plain method or shielded.
@@ -90,7 +91,7 @@ class Ref(Generic[A_co]):
                 cell.settled(envelope)
         return result
 
-    async def tell(self, message: Message[Any], *, timeout: Timeout = DEFAULT) -> None:
+    async def tell(self, message: Message[Any, A_co], *, timeout: Timeout = DEFAULT) -> None:
         """Send a message and forget it; waits for room in the mailbox, and for nothing else.
 
         A message for an actor that has ended is a dead letter: counted and logged.
@@ -109,7 +110,7 @@ class Ref(Generic[A_co]):
         if envelope is not None:
             await self._cell.wait_for_room(envelope, timeout)
 
-    def tell_nowait(self, message: Message[Any]) -> None:
+    def tell_nowait(self, message: Message[Any, A_co]) -> None:
         """Send a message and forget it, if there is room for it now.
 
         Raises:
@@ -118,6 +119,25 @@ class Ref(Generic[A_co]):
             WrongLoop: The actor lives on another event loop.
         """
         self._cell.tell_nowait(message)
+
+    def stream(
+        self, message: StreamMessage[R, A_co], *, timeout: Timeout = DEFAULT, buffer: int = 16
+    ) -> Stream[R]:
+        """Ask for a stream: ``async with ref.stream(message) as items: async for item in items: ...``.
+
+        The message is sent on entering the block. Leaving the block closes the stream's
+        generator, wherever it stands, and waits until it is closed.
+
+        Args:
+            message: The message; nobody may change what it refers to afterwards.
+            timeout: Seconds at most from asking for an item to getting it; None: no limit.
+                Within a handler the deadline of the message in hand holds as well.
+            buffer: Most items that its handler is ahead; with that many it waits.
+
+        Raises:
+            ConfigError: ``buffer`` is not positive.
+        """
+        return Stream(self._cell, message, timeout, buffer)
 
     async def stop(self, *, timeout: float | None = 10.0) -> Exit:
         """End the actor; returns when it is over, its children first.

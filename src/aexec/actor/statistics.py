@@ -11,11 +11,12 @@ class MailboxStatistics(NamedTuple):
     """One mailbox at one moment.
 
     Attributes:
-        queued: Messages in the normal lane, those held back for a ``concurrent=`` slot among them.
+        queued: Messages in the normal lane, those held back for a ``concurrent=`` slot or a state among them.
         urgent: Messages in the urgent lane.
         system: Signals in the system lane.
         bound: Most messages that the normal lane takes, and the urgent lane likewise.
         waiting: Senders and timers that wait for room.
+        postponed: Messages of both lanes that wait for a state of the actor.
     """
 
     queued: int
@@ -23,6 +24,7 @@ class MailboxStatistics(NamedTuple):
     system: int
     bound: int
     waiting: int
+    postponed: int = 0
 
 
 class ActorStatistics(NamedTuple):
@@ -32,6 +34,7 @@ class ActorStatistics(NamedTuple):
         name: Its name.
         state: Where it is in its life, as in ``running``.
         generation: Which incarnation, from 1.
+        restarts: Incarnations before this one.
         mailbox: Its mailbox.
         in_hand: Handlers that have begun and not ended.
         deferred: Replies that it still owes.
@@ -45,6 +48,7 @@ class ActorStatistics(NamedTuple):
     name: str
     state: str
     generation: int
+    restarts: int
     mailbox: MailboxStatistics
     in_hand: int
     deferred: int

@@ -218,18 +218,17 @@ class EngineDriver(Actor):
         text = live.text.feed(update.token_ids)
         if text.stop is not None and not update.request.is_finished:
             self._scheduler.finish(update.request.request_id, RequestStatus.FINISHED_STOPPED)
-        if update.request.is_finished:
-            del self._live[update.request.request_id]
         return _Delta(live, update, text)
 
     def _hand_out(self, delta: _Delta) -> None:
         live, (request, token_ids, logprobs, error), (text, stop) = delta
-        if error is not None:
-            live.stream.fail(RequestFailed(f"request {request.request_id} failed: {error}"))
-            return
         prompt_logprobs = live.take_prompt_logprobs(request) if live.wants_prompt_logprobs else None
         if not request.is_finished:
             live.stream.put(text, token_ids, logprobs, prompt_logprobs)
+            return
+        self._live.pop(request.request_id, None)
+        if error is not None:
+            live.stream.fail(RequestFailed(f"request {request.request_id} failed: {error}"))
             return
         live.stream.put(text + live.text.flush(), token_ids, logprobs, prompt_logprobs)
         if stop is not None:
@@ -262,6 +261,9 @@ class EngineDriver(Actor):
 
 def _again(error: Exception) -> Exception:
     """The same error for one more reader: raising one object in many tasks mixes their tracebacks."""
-    raised = copy.copy(error)
-    raised.__cause__, raised.__traceback__ = error.__cause__, None
+    try:
+        raised = copy.copy(error)
+    except Exception:  # noqa: BLE001  # it cannot be copied, as its arguments do not fit its constructor
+        return error
+    raised.__cause__, raised.__notes__ = error.__cause__, list(getattr(error, "__notes__", ()))
     return raised

@@ -59,8 +59,9 @@ class Frontend:
     def leave(self, stream: TokenStream) -> None:
         """Abort the request of a stream that nobody reads any longer."""
         stream.is_abandoned = True
-        with contextlib.suppress(MailboxFull):  # then the driver sees it at the request's next token
-            self.driver.tell_nowait(Abort(request_id=stream.request_id, stream=stream))
+        if self.driver.is_alive:
+            with contextlib.suppress(MailboxFull):  # then the driver sees it at the request's next token
+                self.driver.tell_nowait(Abort(request_id=stream.request_id, stream=stream))
 
     def leave_threadsafe(self, stream: TokenStream) -> None:
         """The same, from any thread and in the middle of anything: for finalizers."""

@@ -225,7 +225,7 @@ class AsyncLLM:
         """Requests, steps and blocks in numbers, after all that was asked before."""
         return await self._opened().statistics()
 
-    def load(self) -> ActorStatistics:
+    def driver_statistics(self) -> ActorStatistics:
         """The driver's mailbox and its seconds of work: how busy the engine itself is."""
         return self._opened().driver.statistics()
 
@@ -257,12 +257,18 @@ class AsyncLLM:
         )
 
     async def _load_text(self) -> ModelText:
-        loop = asyncio.get_running_loop()
+        loop, is_cancelled = asyncio.get_running_loop(), False
 
         def progress(phase: str, done: float, total: float) -> None:
+            if is_cancelled:  # a conversion ends here, in its own thread
+                raise asyncio.CancelledError
             loop.call_soon_threadsafe(self._progress, phase, done, total)
 
-        return await to_thread.run_sync(self.assembly.load_text, self.model, progress)
+        try:
+            return await to_thread.run_sync(self.assembly.load_text, self.model, progress, abandon_on_cancel=True)
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
 
     async def _open_executor(self, stack: AsyncExitStack) -> Executor:
         if not isinstance(self._given, ExecutorConfig):

@@ -65,8 +65,10 @@ class ExecutorActor(Actor):
         return f"<ExecutorActor {self._board!r}, {self._budget!r}>"
 
     async def on_stop(self, reason: Exit) -> None:  # noqa: ARG002
-        """Close, unless that was done."""
+        """Close, unless that was done; a close that was cut short is brought to its end."""
         await self._shut()
+        if self._now is not None:
+            await self._now.stop()
 
     @handles(Open)
     async def open(self, message: Open) -> None:  # noqa: ARG002
@@ -110,9 +112,10 @@ class ExecutorActor(Actor):
             UnknownMethod: The worker class runs no steps.
             AexecError: The executor is not ready.
         """
+        fanout = self._fanout()
         self._lane("execute_model")
         reply: Deferred[ForwardLaunched | StepResult] = self.context.defer(message)
-        self._step("execute_model", message, reply)
+        self._step(fanout, "execute_model", message, reply)
         return reply
 
     @handles(SampleTokens)
@@ -122,8 +125,9 @@ class ExecutorActor(Actor):
         Raises:
             AexecError: The executor is not ready.
         """
+        fanout = self._fanout()
         reply: Deferred[StepResult] = self.context.defer(message)
-        self._step("sample_tokens", message, reply)
+        self._step(fanout, "sample_tokens", message, reply)
         return reply
 
     @handles(CheckHealth)
@@ -185,8 +189,7 @@ class ExecutorActor(Actor):
             raise UnknownMethod(method, hello.worker, hello.public_methods)
         return Lane.ASYNC if hello.methods.get(method) else Lane.SYNC
 
-    def _step(self, name: str, message: Message[Any], reply: Deferred[Any]) -> None:
-        fanout = self._fanout()
+    def _step(self, fanout: Fanout, name: str, message: Message[Any], reply: Deferred[Any]) -> None:
         output_rank = self._board.output_rank
         timeout = self._remaining(self._config.step_timeout)
 
@@ -240,6 +243,12 @@ class ExecutorActor(Actor):
 
     def _ready(self) -> None:
         self._board.state = advance(self._board.state, ExecutorEvent.STARTED)
+        self.context.log.info(
+            "workers ready",
+            backend=self._board.backend,
+            ranks=self._board.world_size,
+            generation=self._generation.number,
+        )
         for hello in self._generation.hellos:
             started = WorkerStarted(rank=hello.rank, pid=hello.pid, generation=self._generation.number)
             self._board.events.emit(started)

@@ -104,19 +104,23 @@ class Call:
         """As in ``echo on ranks 0, 2``."""
         return f"{self.name} on rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
 
-    def resolve(self) -> bool:
-        """Give the waiter all answers; False: it was gone."""
+    def take_waiter(self) -> Waiter:
+        """Whoever takes it has to give it its end."""
+        waiter, self.waiter = self.waiter, None
+        assert waiter is not None
+        return waiter
+
+    def resolve(self) -> None:
+        """Give the waiter all answers, unless it has had its end."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
             waiter.resolve(self.shape(self.answers))
-        return waiter is not None
 
-    def fail(self, error: AexecError) -> bool:
-        """End the waiter; False: it was gone."""
+    def fail(self, error: AexecError) -> None:
+        """Give the waiter an error, unless it has had its end."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
             waiter.fail(error)
-        return waiter is not None
 
     def others(self, rank: int, now: float) -> list[str]:
         """One line on each other rank, for the notes of an error of ``rank``."""

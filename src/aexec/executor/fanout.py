@@ -6,6 +6,7 @@ asks silent ranks what they are doing, and words the errors.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import math
@@ -83,7 +84,6 @@ class Fanout:
         self._actor, self._ids, self._slow_every, self._emit = actor, ids, slow_every, emit
         self._everyone = tuple(range(world_size))
         self._armed = math.inf
-        self._giving_up: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<Fanout: {self.book!r}, {self.timeouts} timed out>"
@@ -100,7 +100,7 @@ class Fanout:
         slow: bool = True,
         shape: Callable[[Answers], Any],
     ) -> Call:
-        """Take a call; its waiter gets its end.
+        """Take a call, unless too many are open (``MailboxFull``); its waiter gets its end.
 
         Args:
             name: What is called, for people.
@@ -111,24 +111,19 @@ class Fanout:
             timeout: Seconds; None: no limit.
             slow: Report it when it is slow.
             shape: From the answers by rank to the waiter's value.
-
-        Raises:
-            MailboxFull: Too many calls are open.
         """
         call_id = next(self._ids)
-        slow_every = self._slow_every if slow else math.inf
-        where = self._everyone if ranks is None else ranks
         call = Call(
             call_id,
             name,
             lane,
-            where,
+            self._everyone if ranks is None else ranks,
             message(call_id),
             waiter,
             shape=shape,
             now=time.monotonic(),
             timeout=timeout,
-            slow_every=slow_every,
+            slow_every=self._slow_every if slow else math.inf,
         )
         self._send(self.book.accept(call))
         self._arm(min(call.deadline, call.slow_at))
@@ -220,36 +215,30 @@ class Fanout:
         if call.lane is Lane.LIVENESS:
             call.resolve()
             self.book.forget(call)
-        elif not call.sent and call.lane is not Lane.STEP:
-            self._end_late(call, started=False, notes=self._ahead(call))
-        elif call.id not in self._giving_up:
-            self._giving_up.add(call.id)
-            call.deadline = math.inf
-            self._start(self._give_up(call))
+            return
+        waiter = call.take_waiter()  # whatever is answered from now on is late
+        self.timeouts += 1
+        if call.sent or call.lane is Lane.STEP:
+            self._start(self._give_up(call, waiter))
+        else:
+            waiter.fail(_too_late(call, started=False, notes=self._ahead(call)))
+            self._send(self.book.abandon(call))
 
-    async def _give_up(self, call: Call) -> None:
-        """Past its deadline: find out what its ranks are doing, then end it."""
+    async def _give_up(self, call: Call, waiter: Waiter) -> None:
+        """Find out what the ranks are doing, take the call back if that does no harm, and end it."""
         missing = sorted(call.missing)
-        try:
-            revoked: Answers = {}
-            if _revocable(call):
-                revoked = await self._ask_soon("revoke", lambda _: Revoke(call.id), missing)
-            stacks = await self._ask_soon("dump", lambda _: Dump(), missing)
-        finally:
-            self._giving_up.discard(call.id)
-        started = not (revoked and all(revoked.get(rank) for rank in missing)) or bool(call.answers)
-        notes = [f"rank {rank}: {stacks.get(rank, 'gives no answer').rstrip()}" for rank in missing]
-        self._end_late(call, started=started, notes=[*(f"rank {rank}: answered" for rank in call.answers), *notes])
+        dump = self._ask_soon("dump", lambda _: Dump(), missing)
+        if _revocable(call):
+            stacks, revoked = await asyncio.gather(dump, self._ask_soon("revoke", lambda _: Revoke(call.id), missing))
+            started = bool(call.answers) or not all(revoked.get(rank) for rank in missing)
+        else:
+            stacks, started = await dump, True
+        notes = [f"rank {rank}: answered" for rank in sorted(call.answers)]
+        notes += [f"rank {rank}: {stacks.get(rank, 'gives no answer').rstrip()}" for rank in missing]
+        waiter.fail(_too_late(call, started=started, notes=notes))
 
     async def _ask_soon(self, name: str, message: Callable[[int], Message[Any]], ranks: list[int]) -> Answers:
         return await self.ask(name, message, lane=Lane.LIVENESS, ranks=ranks, timeout=STACK_GRACE)
-
-    def _end_late(self, call: Call, *, started: bool, notes: Iterable[str]) -> None:
-        error = CallTimeout(call.text, call.timeout or 0.0, started=started)
-        for line in notes:
-            note(error, line)
-        self.timeouts += call.fail(error)
-        self._send(self.book.abandon(call))
 
     def _ahead(self, call: Call) -> list[str]:
         now = time.monotonic()
@@ -266,6 +255,13 @@ class Fanout:
         missing = {rank: pongs[rank].phase if rank in pongs else "gives no answer" for rank in sorted(call.missing)}
         self._actor.log.warning("slow call", method=call.name, call=call.id, seconds=round(age, 3), missing=missing)
         self._emit(SlowCall(method=call.name, age=age, missing=missing))
+
+
+def _too_late(call: Call, *, started: bool, notes: Iterable[str]) -> CallTimeout:
+    error = CallTimeout(call.text, call.timeout or 0.0, started=started)
+    for line in notes:
+        note(error, line)
+    return error
 
 
 def _revocable(call: Call) -> bool:

@@ -14,7 +14,7 @@ import anyio
 
 from aexec.actor import ActorSystem, Ref
 from aexec.config import ExecutorConfig
-from aexec.errors import ActorDied, ConfigError, ExecutorClosed
+from aexec.errors import ActorDied, ConfigError, ExecutorClosed, WrongLoop
 from aexec.executor.actor import ExecutorActor
 from aexec.executor.base import FailureCallback
 from aexec.executor.board import Board, ExecutorStatistics
@@ -51,6 +51,7 @@ class ExecutorHandle:
     def __init__(self, config: ExecutorConfig, ref: Ref[ExecutorActor], board: Board, system: ActorSystem) -> None:
         self.config = config
         self._ref, self._board, self._system = ref, board, system
+        self._loop = asyncio.get_running_loop()
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -185,7 +186,14 @@ class ExecutorHandle:
         return self._board.statistics()
 
     async def close(self) -> None:
-        """End all workers within the budget; may be called twice, and from any task."""
+        """End all workers within the budget; may be called twice, and from any task of its loop.
+
+        Raises:
+            WrongLoop: It was opened on another loop.
+        """
+        here = asyncio.get_running_loop()
+        if here is not self._loop:
+            raise WrongLoop(self._system.name, repr(self._loop), repr(here))
         if self._closing is None:
             self._closing = _undisturbed(self._close(), "close executor")
         await asyncio.shield(self._closing)
@@ -216,11 +224,12 @@ async def start_executor(
         progress: Told ``(phase, done, total)`` over all ranks, on this loop.
 
     Raises:
-        ConfigError: The backend cannot serve these settings.
+        ConfigError: The backend cannot serve these settings, or no asyncio loop runs here.
         CallTimeout: ``start_timeout`` has passed.
         WorkerDied: A rank ended.
         AexecError: What a rank raised.
     """
+    _check_loop()
     backend.check(config)
     board = Board(backend.backend, config.parallel.world_size, config.parallel.output_rank)
     stop_timeout = config.close_grace + FORCE + 1.0
@@ -234,6 +243,13 @@ async def start_executor(
             await asyncio.shield(_undisturbed(system.aclose(), "close executor"))
         raise
     return ExecutorHandle(config, ref, board, system)
+
+
+def _check_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("executors run on asyncio, uvloop included; this is another kind of event loop") from None
 
 
 def _undisturbed(coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -52,5 +52,5 @@ def _not_yet(name: str, config: ExecutorConfig, known: Collection[str]) -> str:
     remedy = "take backend='uni'" if size == 1 else "shrink the layout to one rank and take backend='uni'"
     return (
         f"backend {name!r} ({PLANNED[name]}){why} is not part of this release: {remedy}, or bring your own class "
-        f"(here are: {_choices(known)})"
+        f"(known: {_choices(known)})"
     )

@@ -16,7 +16,16 @@ import msgspec
 from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
 
-__all__ = ("TRANSITIONS", "ExecuteModel", "ForwardLaunched", "SampleTokens", "StepEvent", "StepId", "StepResult", "StepState")
+__all__ = (
+    "TRANSITIONS",
+    "ExecuteModel",
+    "ForwardLaunched",
+    "SampleTokens",
+    "StepEvent",
+    "StepId",
+    "StepResult",
+    "StepState",
+)
 
 StepId = NewType("StepId", int)
 """Names a step; the driver gives it, and it increases."""

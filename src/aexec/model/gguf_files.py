@@ -70,7 +70,7 @@ def _convert(source: Path, draft: Path, progress: LoadProgress | None) -> None:
     try:
         with silent(progress, "convert"):
             convert_gguf(source, draft)
-    except MemoryError:
+    except (MemoryError, ModelLoadError):
         raise
     except Exception as error:  # the border to transformers and gguf, which raise whatever they meet
         raise ModelLoadError(f"{source} could not be converted: {type(error).__name__}: {error}") from error

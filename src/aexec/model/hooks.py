@@ -2,7 +2,8 @@
 
 What is private here: ``post_init`` as the moment between "built on the meta device" and
 "weights are read", at which a pipeline stage drops the layers it does not own, so that they
-are never read; the duck type of a model's body; the marks that GGUF leaves on a model.
+are never read; the duck type of a model's body; the marks that GGUF leaves on a model, and
+its progress bar.
 The conformance test runs over every architecture that we allow and guards all of it.
 
 Source: transformers 5.24, ``modeling_utils.py``, ``from_pretrained`` and ``post_init``.
@@ -15,12 +16,14 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import transformers as _transformers
+import transformers.modeling_gguf_pytorch_utils as _gguf_utils
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
@@ -32,6 +35,7 @@ __all__ = ("Stage", "convert_gguf", "load_stage", "model_class_name", "register_
 
 _LAST_NORM = re.compile(r"(ln_f|(final_)?(layer_?)?norm)")
 transformers: Any = _transformers  # its annotations are partial
+gguf_utils: Any = _gguf_utils
 _silencing = threading.Lock()  # what it guards is global to transformers
 
 
@@ -135,12 +139,7 @@ def load_stage(directory: Path, class_name: str, stage: Stage, *, dtype: torch.d
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelLoadError(f"{directory} could not be loaded as {class_name}: {error}") from error
-    bad = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if bad:
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        raise ModelLoadError(
-            f"{directory} lacks weights of {class_name}, or has them in another shape: {', '.join(bad[:5])}{more}"
-        )
+    _refuse_gaps(directory, class_name, report)
     model.config.pad_token_id = None  # no row of ours is padding, and some models would warn of it in each process
     return model.eval()
 
@@ -161,16 +160,32 @@ def _cut_class(model_class: Any, stage: Stage) -> Any:
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Write a GGUF file as safetensors with configuration and tokenizer, dequantised to float32."""
+    """Write a GGUF file as safetensors with configuration and tokenizer, dequantised to float32.
+
+    Raises:
+        ModelLoadError: A weight is missing.
+    """
     where: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}
     transformers.AutoTokenizer.from_pretrained(source.parent, **where).save_pretrained(target)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **where)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        source.parent, dtype=torch.float32, output_loading_info=True, **where
+    )
+    _refuse_gaps(source, type(model).__name__, report)
     # save_pretrained refuses a model that still looks quantised.
     model.hf_quantizer = None
     for mark in ("is_quantized", "quantization_method"):
         model.__dict__.pop(mark, None)
     model.config.__dict__.pop("quantization_config", None)
     model.save_pretrained(target)
+
+
+def _refuse_gaps(source: Path, class_name: str, report: dict[str, Any]) -> None:
+    bad = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise ModelLoadError(
+            f"{source} lacks weights of {class_name}, or has them in another shape: {', '.join(bad[:5])}{more}"
+        )
 
 
 class _Bar:
@@ -204,6 +219,10 @@ class _Bar:
         return lambda *_args, **_options: None
 
 
+def _make(bar: Callable[..., _Bar], *args: Any, **options: Any) -> _Bar:
+    return bar(None, args, options)
+
+
 @contextmanager
 def silent(progress: LoadProgress | None = None, phase: str = "weights") -> Generator[None]:
     """Keep ``transformers``' bars and warnings off the terminal; the first bar becomes calls of ``progress``.
@@ -218,10 +237,12 @@ def silent(progress: LoadProgress | None = None, phase: str = "weights") -> Gene
     with _silencing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verbosity = transformers_logging.get_verbosity()
-        hook = transformers_logging.set_tqdm_hook(bar)
+        hook, tqdm = transformers_logging.set_tqdm_hook(bar), gguf_utils.tqdm
+        gguf_utils.tqdm = partial(_make, bar)  # the one bar that asks no hook
         transformers_logging.set_verbosity_error()
         try:
             yield
         finally:
             transformers_logging.set_verbosity(verbosity)
             transformers_logging.set_tqdm_hook(hook)
+            gguf_utils.tqdm = tqdm

@@ -57,7 +57,7 @@ class PackedProduct:
             return self._product(inputs)
         part = self._parts[index] if inputs is self._inputs else None
         if part is None:
-            self._inputs, self._parts = inputs, list(self._product(inputs).split(self.sizes, -1))
+            self._inputs, self._parts = inputs, list(torch.split_with_sizes(self._product(inputs), self.sizes, -1))
             part = self._parts[index]
             assert part is not None, "it was made in the line before"
         self._parts[index] = None

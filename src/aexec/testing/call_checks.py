@@ -64,10 +64,10 @@ async def the_first_failure_reaches_the_caller_at_once(make: MakeExecutor) -> No
     async with make(ProbeWorker) as executor:
         last = executor.world_size - 1
         with raising(ValueError, "the error is raised") as caught, within(SOON, "the first error comes at once"):
-            await executor.collective_rpc("fail_or_block", (last, 1.5))
+            await executor.collective_rpc("fail_or_block", (last, 1.2))
         for rank in range(last):
             holds(f"rank {rank}: no answer" in caught.notes, "the states of the others are notes")
-        with within(SOON + 1.5, "the ranks are free when they have answered"):
+        with within(SOON + 1.2, "the ranks are free when they have answered"):
             equal(await executor.collective_rpc("echo", (1,)), [1] * executor.world_size, "no old answer is left")
 
 
@@ -87,7 +87,7 @@ async def one_budget_covers_all_ranks(make: MakeExecutor) -> None:
     """Promise 1, G03: not one for each rank; and the error shows what the ranks are doing (G69)."""
     async with make(ProbeWorker, rpc_timeout=0.2) as executor:
         with raising(CallTimeout, "a call past its limit fails") as caught, within(0.2 + SOON, "in time"):
-            await executor.collective_rpc("block_in_turn", (0.5,))
+            await executor.collective_rpc("block_in_turn", (0.3,))
         holds(caught.error.started, "it had started")
         holds("block_in_turn" in str(caught.error), "the error names the method")
         holds("in block_in_turn" in caught.notes, "its notes show the stacks")

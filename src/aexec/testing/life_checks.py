@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 from aexec.errors import AexecError, CallTimeout, ConfigError, ExecutorClosed, RemoteError, WorkerDied
@@ -36,7 +37,7 @@ async def hooks_run_in_order_and_share_the_least_memory(make: MakeExecutor) -> N
 
 async def a_start_that_fails_raises_the_cause(make: MakeExecutor) -> None:
     """G32, promise 5: with rank, type and text, and nothing is left behind."""
-    before = _threads()
+    before = await _belongings()
     for where in ("__init__", "load_model"):
         with raising(ProbeError, f"a failure in {where} is raised as what it is") as caught:
             async with make(ProbeWorker, worker_kwargs={"fail_in": where}):
@@ -47,7 +48,7 @@ async def a_start_that_fails_raises_the_cause(make: MakeExecutor) -> None:
         async with make(ProbeWorker, worker_kwargs={"no_such_argument": 1}):
             pass
     holds("no_such_argument" in str(wrong.error) and "fail_in" in str(wrong.error), "it shows given and wanted")
-    await _threads_are_gone(before)
+    await _nothing_is_left(before)
 
 
 async def a_start_that_takes_too_long_names_the_phase(make: MakeExecutor) -> None:
@@ -61,7 +62,7 @@ async def a_start_that_takes_too_long_names_the_phase(make: MakeExecutor) -> Non
 
 async def a_cancelled_start_leaves_nothing_behind(make: MakeExecutor) -> None:
     """Promise 5."""
-    before = _threads()
+    before = await _belongings()
 
     async def start() -> None:
         async with make(ProbeWorker, worker_kwargs={"hang_in": "load_model", "seconds": 0.3}):
@@ -73,20 +74,20 @@ async def a_cancelled_start_leaves_nothing_behind(make: MakeExecutor) -> None:
         starting.cancel()
         await asyncio.wait([starting])
         holds(starting.cancelled(), "a cancelled start ends as cancelled")
-    await _threads_are_gone(before)
+    await _nothing_is_left(before)
 
 
 async def health_is_answered_while_a_worker_is_busy(make: MakeExecutor) -> None:
     """The liveness lane: phase and age; past the step limit a rank is stuck; never an exception."""
-    async with make(ProbeWorker, step_timeout=0.25) as executor:
+    async with make(ProbeWorker, step_timeout=0.2) as executor:
         holds(bool(await executor.check_health()), "idle workers are healthy")
-        blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.8,)))
-        await asyncio.sleep(0.1)
-        with within(0.6, "health does not wait for the compute thread"):
+        blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.7,)))
+        await asyncio.sleep(0.05)
+        with within(0.5, "health does not wait for the compute thread"):
             report = await executor.check_health()
         equal({rank.phase for rank in report.ranks}, {"block"}, "it tells what they do")
         holds(report.healthy, "busy is not stuck")
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.2)
         report = await executor.check_health()
         equal({rank.state for rank in report.ranks}, {"stuck"}, "past the step limit they are stuck")
         holds("block" in executor.dump(), "a dump shows the pending call")
@@ -99,7 +100,7 @@ async def slow_calls_are_reported(make: MakeExecutor) -> None:
     async with make(ProbeWorker, slow_call=0.1) as executor:
         events = executor.events()
         last = executor.world_size - 1
-        call = asyncio.ensure_future(executor.collective_rpc("block", (0.8, last)))
+        call = asyncio.ensure_future(executor.collective_rpc("block", (0.4, last)))
         event = await asyncio.wait_for(anext(events), PATIENCE)
         holds(isinstance(event, SlowCall), "a slow call is an event")
         assert isinstance(event, SlowCall)
@@ -176,7 +177,7 @@ async def closing_ends_everything_once(make: MakeExecutor) -> None:
 
 async def it_is_a_library(make: MakeExecutor) -> None:
     """Promise 6, G20, G26: no signal handler is touched; any thread, any loop, several at once."""
-    before, handlers = _threads(), _handlers()
+    before, handlers = await _belongings(), _handlers()
 
     async def use() -> None:
         async with make(ProbeWorker) as one, make(ProbeWorker) as two:
@@ -188,23 +189,29 @@ async def it_is_a_library(make: MakeExecutor) -> None:
     for _ in range(2):
         await asyncio.to_thread(asyncio.run, use())
     equal(_handlers(), handlers, "signal handlers are as they were")
-    await _threads_are_gone(before)
+    await _nothing_is_left(before)
 
 
 def _handlers() -> list[Any]:
     return [signal.getsignal(number) for number in signal.valid_signals()]
 
 
-def _threads() -> set[str]:
-    """Names of the threads there are, but for those that asyncio keeps for ``to_thread``."""
-    return {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+async def _belongings() -> set[str]:
+    """Threads, but for those that asyncio keeps for ``to_thread``, and child processes where they can be seen."""
+    threads = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+    return threads | await asyncio.to_thread(_children)
 
 
-async def _threads_are_gone(before: set[str]) -> None:
-    async def are_gone() -> bool:
-        return not _threads() - before
+def _children() -> set[str]:
+    lists = (task.read_text().split() for task in Path("/proc/self/task").glob("*/children"))
+    return {f"process {pid}" for pids in lists for pid in pids}
 
-    await eventually(are_gone, "no thread is left behind")
+
+async def _nothing_is_left(before: set[str]) -> None:
+    async def is_gone() -> bool:
+        return not await _belongings() - before
+
+    await eventually(is_gone, "no thread and no process is left behind")
 
 
 LIFE_CHECKS = (

@@ -140,10 +140,11 @@ def _check_arguments(worker_cls: type[Any], context: WorkerContext, kwargs: Any)
     try:
         signature.bind(context, **kwargs)
     except TypeError as error:
+        wanted = str(signature).replace("'", "")  # annotations are texts here
         given = ", ".join(("context", *(f"{name}={value!r}" for name, value in kwargs.items())))
         raise ConfigError(
             f"worker_kwargs do not fit {worker_cls.__qualname__}: {error}. It was to be called with ({given}), "
-            f"its signature is {worker_cls.__name__}{signature}"
+            f"its signature is {worker_cls.__name__}{wanted}"
         ) from error
 
 
