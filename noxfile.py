@@ -137,6 +137,6 @@ def bench(session: nox.Session) -> None:
     if unknown := set(names) - set(known):
         session.error(f"no bench is called {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     options = [word for word in session.posargs if word.startswith("-")]
-    install(session, "cli,models,uvloop", "test", model=True)
+    install(session, "cli,models,uvloop", "bench", "test", model=True)
     for name in names or known:
         session.run("python", f"benches/bench_{name}.py", *options, env=HERE)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from time import perf_counter
 
-from measure import AsyncSide, Side
+from measure import AsyncSide, Side, rate_name
 
 __all__ = ("PEERS", "open_peers")
 
@@ -75,9 +75,9 @@ class PykkaSide:
     async def rates(self, callers: int, number: int) -> dict[str, float]:
         """Each caller is a thread; and, with one thread that has as many asks under way, futures."""
         if callers == 1:
-            return {"per_s_1_callers": self._rate(number)}
+            return {rate_name(1): self._rate(number)}
         return {
-            f"per_s_{callers}_callers": self._rate_of_threads(callers, number),
+            rate_name(callers): self._rate_of_threads(callers, number),
             f"per_s_{callers}_in_flight": self._rate_in_flight(callers, number),
         }
 

@@ -28,13 +28,12 @@ from typing import Any
 
 from actor_peers import PEERS, open_peers
 from actor_subjects import Add, AddAsync, Bare, Counter, bare_idle_bytes, end_bare, idle_bytes, spawn_bare
-from measure import AsyncSide, Goal, Side, machine, rounded, spread
-
 from aexec.actor import ActorSystem, Ref
+from measure import AsyncSide, Goal, Side, machine, rate_name, rounded, spread
 
 CALLERS = 100
 ASKS = 3000  # in a round of one side, at each number of callers
-ONE, MANY = "per_s_1_callers", f"per_s_{CALLERS}_callers"
+ONE, MANY = rate_name(1), rate_name(CALLERS)
 CROWD = Path(__file__).with_name("actor_crowd.py")
 CROWD_SIZE = 100_000
 
@@ -82,7 +81,9 @@ def ratios(found: dict[str, Rounds]) -> dict[str, float]:
     ask = found["ask"]
     beside = {f"{name}_p50_to_bare": ratio(found[name]["p50_us"], found["bare"]["p50_us"]) for name in found}
     for peer in [name for name in found if name in PEERS]:
-        beside |= {f"{figure}_to_{peer}": ratio(ask[figure], found[peer][figure]) for figure in ask if "per_s" in figure}
+        beside |= {
+            f"{figure}_to_{peer}": ratio(ask[figure], found[peer][figure]) for figure in ask if "per_s" in figure
+        }
     return beside
 
 

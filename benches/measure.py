@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
-__all__ = ("AsyncSide", "Goal", "Side", "latencies_of", "machine", "rounded", "spread")
+__all__ = ("AsyncSide", "Goal", "Side", "latencies_of", "machine", "rate_name", "rounded", "spread")
 
 
 class Side(Protocol):
@@ -42,7 +42,7 @@ class AsyncSide:
 
     async def rates(self, callers: int, number: int) -> dict[str, float]:
         """Each caller is a task; and, with one caller that has as many asks under way, gathers."""
-        rates = {f"per_s_{callers}_callers": await self._rate(callers, number)}
+        rates = {rate_name(callers): await self._rate(callers, number)}
         if callers > 1:
             rates[f"per_s_{callers}_in_flight"] = await self._rate_in_flight(callers, number)
         return rates
@@ -61,6 +61,11 @@ class AsyncSide:
         for _ in range(number // width):
             await asyncio.gather(*[self.ask() for _ in range(width)])
         return number / (perf_counter() - start)
+
+
+def rate_name(callers: int) -> str:
+    """What the rate of so many callers is called."""
+    return f"per_s_{callers}_caller{'s' if callers > 1 else ''}"
 
 
 async def latencies_of(ask: Callable[[], Awaitable[object]], number: int) -> list[float]:

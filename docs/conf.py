@@ -9,6 +9,9 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from aexec import environ
+from aexec.actor.lifecycle import TRANSITIONS as LIFE
+from aexec.actor.lifecycle import LifecycleEvent
+from aexec.actor.supervision import UNSUPERVISED, Directive
 from aexec.messages.step import TRANSITIONS, StepEvent
 
 project = "aexec"
@@ -33,7 +36,7 @@ napoleon_use_ivar = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!aexec\.).*"),  # other projects' names are not looked up: a build needs no network
     ("py:.*", r"aexec\..*\.[A-Z](_co)?"),  # type variables
-    ("py:.*", r"aexec\.(actor|engine)\..*"),  # the inside of a room, seen in a signature
+    ("py:.*", r"aexec\.(actor|engine|testing)\..*"),  # the inside of a room, seen in a signature
 ]
 
 GENERATED = Path(__file__).parent / "_generated"
@@ -56,6 +59,27 @@ def step_states() -> str:
     )
 
 
+def actor_states() -> str:
+    """Return the state machine of an actor: state, event, next state."""
+    return table(
+        ("state", *(event.name.lower() for event in LifecycleEvent)),
+        (
+            (f"**{state.value}**", *(moves[event].value if event in moves else "" for event in LifecycleEvent))
+            for state, moves in LIFE.items()
+        ),
+    ) + "".join(f"\n* *{event.name.lower()}*: {event.value}" for event in LifecycleEvent)
+
+
+def directives() -> str:
+    """Return what a supervisor may say."""
+    return table(("directive", "what it does"), ((f"`{one.name}`", one.value) for one in Directive))
+
+
+def unsupervised() -> str:
+    """Return what becomes of failures that nobody has decided about."""
+    return table(("what failed", "directive"), ((what.value, f"`{one.name}`") for what, one in UNSUPERVISED.items()))
+
+
 def environment() -> str:
     """Return the environment variables, each with its default and its prose."""
     rows = ((f"`{variable.name}`", f"`{variable.default}`", variable.prose) for variable in environ.VARIABLES)
@@ -72,5 +96,5 @@ def setup(app: Sphinx) -> None:
 
 
 GENERATED.mkdir(exist_ok=True)
-for page in (step_states, environment):
+for page in (step_states, actor_states, directives, unsupervised, environment):
     (GENERATED / f"{page.__name__.replace('_', '-')}.md").write_text(page(), encoding="utf-8")

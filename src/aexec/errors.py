@@ -25,6 +25,7 @@ __all__ = (
     "ExecutorUnavailable",
     "InvalidRequest",
     "MailboxFull",
+    "MessageNotPortable",
     "MissingExtra",
     "ModelLoadError",
     "ModelNotFound",
@@ -262,6 +263,25 @@ class UnhandledMessage(ActorError, TypeError):
 
     def __str__(self) -> str:
         return f"{self.actor} has no handler for {self.message}; it handles {', '.join(self.handled) or 'nothing'}"
+
+
+class MessageNotPortable(ActorError, TypeError):
+    """A message or a reply cannot travel between processes, and its system checks that all can.
+
+    Attributes:
+        what: Its type.
+        where: What of it cannot, as in ``payload['lock']``; empty: itself.
+        kind: The type of that.
+        why: What the codec says.
+    """
+
+    def __init__(self, what: str, where: str, kind: str, why: str) -> None:
+        super().__init__(what, where, kind, why)
+        self.what, self.where, self.kind, self.why = what, where, kind, why
+
+    def __str__(self) -> str:
+        where = f"its {self.where} is" if self.where else "it is"
+        return f"{self.what} cannot travel: {where} a {self.kind} ({self.why}); send plain data in its place"
 
 
 class WrongLoop(ActorError, RuntimeError):

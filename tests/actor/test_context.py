@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from aexec.actor import Actor, handles, trace_context
-from aexec.errors import ActorStopped, UnhandledMessage
+from aexec.errors import ActorStopped, ConfigError, UnhandledMessage
 from aexec.messages.base import Message
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +33,7 @@ class Diary(Actor):
         self.other = other
         self.notes: list[str] = []
         self.facts: list[object] = []
+        self.gate = anyio.Event()
 
     @handles(Note)
     def note(self, message: Note) -> None:
@@ -48,6 +49,12 @@ class Diary(Actor):
 
     async def stop_self(self) -> None:
         self.context.stop()
+
+    async def forget(self) -> None:
+        self.notes.clear()
+
+    async def wait(self) -> None:
+        await self.gate.wait()
 
     async def noted(self, *texts: str) -> None:
         with anyio.fail_after(5):
@@ -143,6 +150,56 @@ async def test_a_timer_for_a_message_without_handler_is_refused(diary):
     _, actor = diary
     with pytest.raises(UnhandledMessage):
         actor.context.after(0.0, Unknown())
+
+
+async def test_a_ticker_comes_again_until_it_is_called_off(diary):
+    """every() sends the message again and again; none comes after cancel()."""
+    _, actor = diary
+    ticker = actor.context.every(0.001, Note("tick"))
+    assert repr(ticker) == "<Ticker Note to diary: every 0.001 s>"
+    with anyio.fail_after(5):
+        while len(actor.notes) < 3:
+            await anyio.sleep(0.001)
+    ticker.cancel()
+    ticker.cancel()
+    assert repr(ticker) == "<Ticker Note to diary: over>"
+    await actor.context.ref.ask(Ask("forget"))
+    actor.context.after(0.01, Note("after it"))
+    await actor.noted("after it")
+
+
+async def test_ticks_do_not_pile_up(diary):
+    """A tick is left out while the one before it waits in the mailbox."""
+    ref, actor = diary
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ref.ask, Ask("wait"))
+        await anyio.wait_all_tasks_blocked()
+        ticker = actor.context.every(0.001, Note("tick"))
+        await anyio.sleep(0.02)
+        assert ref.statistics().mailbox.queued == 1
+        ticker.cancel()
+        actor.gate.set()
+    await actor.noted("tick")
+
+
+async def test_ticks_end_with_their_actor(system, diary):
+    """A ticker of an actor that has ended comes to rest."""
+    ref, actor = diary
+    actor.context.every(0.001, Note("tick"))
+    await ref.stop()
+    with anyio.fail_after(5):
+        while system.statistics().deadlines:
+            await anyio.sleep(0.001)
+    assert system.statistics().dead_letters.undeliverable == 0
+
+
+async def test_a_senseless_ticker_is_refused(diary):
+    """Its period is positive, and its message is one that the actor handles."""
+    _, actor = diary
+    with pytest.raises(ConfigError, match="every 0 s"):
+        actor.context.every(0, Note("tick"))
+    with pytest.raises(UnhandledMessage):
+        actor.context.every(1.0, Unknown())
 
 
 async def test_results_are_piped_to_the_actor(diary):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from aexec.actor.envelope import Envelope, Origin, Stage, here, trace_context
+from aexec.actor.envelope import Envelope, Origin, Stage, here, seal, trace_context
 from aexec.actor.table import Handler
 from aexec.messages.base import Message
 
@@ -32,7 +32,7 @@ HANDLER = Handler(Work, "work", lambda _, __: None, False, "normal", 1, shield=F
 
 
 def envelope(origin, *, ask=True) -> Envelope:
-    return Envelope(7, Work(), HANDLER, Hop("b"), 1.0, origin, Reply() if ask else None)
+    return seal(7, Work(), HANDLER, Hop("b"), 1.0, origin, Reply() if ask else None)
 
 
 def test_an_ask_inherits_from_where_it_is_sent():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from aexec.actor.envelope import Envelope, Stage
+from aexec.actor.envelope import Envelope, Stage, seal
 from aexec.actor.lifecycle import Exit
 from aexec.actor.mailbox import Mailbox
 from aexec.actor.table import Handler
@@ -32,7 +32,7 @@ ids = itertools.count()
 
 
 def tell(handler: Handler = NORMAL) -> Envelope:
-    return Envelope(next(ids), Work(), handler, Hop(), 0.0, None, None)
+    return seal(next(ids), Work(), handler, Hop(), 0.0, None, None)
 
 
 @pytest.fixture

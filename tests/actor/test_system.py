@@ -327,7 +327,7 @@ def test_a_process_may_run_many_systems_one_after_the_other():
         "assert threading.active_count() == 1\n"
         "assert before == [signal.getsignal(number) for number in signal.valid_signals()]"
     )
-    done = run(program, "-X", "dev", "-W", "error")
+    done = run(program, "-W", "error")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "pong\nstopped: stopped\n" * 10
 

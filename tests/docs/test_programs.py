@@ -22,6 +22,10 @@ PROGRAMS = [
 EXAMPLES = {
     "ask_all.py": "rose: 2 + 1 + 0 = 3\n",
     "own_worker.py": "[21.5]\n[0]\nhealthy: True\n",
+    "supervised_crash.py": (
+        "left, generation 1: 2 done\nright, generation 1: 3 done\n"
+        "left, generation 2: 5 done\nright, generation 2: 0 done\n"
+    ),
     "ping_pong.py": "ping hits it, 0 before\npong hits it, 1 before\nping hits it, 2 before\npong hits it, 3 before\n4 hits\n",
 }
 
@@ -35,8 +39,16 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
-def test_a_program_of_the_manual_runs(program: str, output: str | None) -> None:
-    """It ends without a word on standard error, and prints what the page says; smollm2 is played by dummy."""
+def test_a_program_of_the_manual_runs(program: str, output: str | None, tmp_path: Path) -> None:
+    """It ends without a word on standard error, and prints what the page says; smollm2 is played by dummy.
+
+    What holds tests is run by pytest, and all of them pass.
+    """
+    if "def test_" in program:
+        (tmp_path / "test_page.py").write_text(program, encoding="utf-8")
+        printed = run("-m", "pytest", "-q", "--rootdir", str(tmp_path), "-p", "no:asyncio", str(tmp_path))
+        assert re.search(r"^\d+ passed in", printed, re.MULTILINE), printed
+        return
     printed = run("-c", program.replace('"smollm2"', '"dummy"'))
     if output is not None:
         assert printed == output

@@ -124,6 +124,18 @@ async def test_an_output_that_makes_no_sense_ends_the_streams_and_hangs_none(eng
             await llm.complete("a", GREEDY)
 
 
+async def test_a_fault_of_the_scheduler_ends_the_streams_and_hangs_none(engine, monkeypatch):
+    """Ours or not: who waits is told."""
+    async with engine() as (llm, executor):
+        executor.hold()
+        reader = asyncio.create_task(llm.complete("a", GREEDY))
+        await executor.held.wait()
+        monkeypatch.setattr(llm._frontend.driver._cell.actor._scheduler, "schedule", lambda: 1 // 0)
+        executor.release()
+        with pytest.raises(ZeroDivisionError):
+            await reader
+
+
 async def test_an_error_of_one_request_fails_that_request_only(engine):
     """The others have the tokens that they have alone."""
     async with engine("dummy:poison_token_id=99") as (llm, _executor):

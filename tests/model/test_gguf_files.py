@@ -6,13 +6,14 @@ import os
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf as gguf_library
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from aexec.errors import MissingExtra, ModelLoadError, ModelNotFound
+from aexec.errors import MissingExtra, ModelLoadError, ModelNotFound, OutOfMemory
 from aexec.model import gguf_files, hooks
 from aexec.model.gguf_files import converted
 from aexec.model.sources import resolve_model
@@ -24,13 +25,26 @@ def gguf(tmp_path: Path, contents: bytes = b"weights", name: str = "model.gguf")
     return path
 
 
+class FakeReader:
+    """Finds 1000 elements in any file."""
+
+    def __init__(self, path: Path) -> None:
+        self.tensors = [SimpleNamespace(n_elements=1000)]
+
+
 def fake_conversion(source: Path, target: Path) -> None:
     (target / "config.json").write_text("{}")
     (target / "model.safetensors").write_bytes(source.read_bytes())
 
 
 @pytest.fixture
-def conversions(monkeypatch):
+def unread(monkeypatch) -> None:
+    """Files of the test hold no tensors."""
+    monkeypatch.setattr(gguf_library, "GGUFReader", FakeReader)
+
+
+@pytest.fixture
+def conversions(monkeypatch, unread):
     """Stands in for transformers; lists what was converted."""
     done: list[Path] = []
 
@@ -58,7 +72,7 @@ def test_a_changed_file_is_converted_anew(tmp_path, conversions) -> None:
     assert len(conversions) == 2
 
 
-def test_two_at_once_end_with_one_whole_conversion(tmp_path, monkeypatch) -> None:
+def test_two_at_once_end_with_one_whole_conversion(tmp_path, monkeypatch, unread) -> None:
     """Both write to a draft of their own; the first to finish wins and the other takes its result."""
     source, cache, both = gguf(tmp_path), tmp_path / "cache", threading.Barrier(2)
 
@@ -79,7 +93,7 @@ def test_two_at_once_end_with_one_whole_conversion(tmp_path, monkeypatch) -> Non
     assert (found[0] / "config.json").is_file()
 
 
-def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch) -> None:
+def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch, unread) -> None:
     """The error names the file, and the next attempt starts afresh."""
 
     def convert(_source: Path, target: Path) -> None:
@@ -127,6 +141,25 @@ def test_a_missing_library_names_the_extra(tmp_path, monkeypatch) -> None:
         converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
 
 
+def test_a_conversion_that_does_not_fit_in_memory_is_refused_before_it_starts(
+    tmp_path, conversions, monkeypatch
+) -> None:
+    """One and a half times the weights in float32; need and have are told."""
+    monkeypatch.setattr(gguf_files, "free_host_bytes", lambda: 5999)
+    with pytest.raises(OutOfMemory, match=r"converting model\.gguf needs") as caught:
+        converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+    assert (caught.value.need_bytes, caught.value.have_bytes) == (6000, 5999)
+    assert conversions == []
+
+
+def test_a_conversion_that_does_not_fit_on_disk_is_refused_before_it_starts(tmp_path, conversions, monkeypatch) -> None:
+    """With the variable that moves the cache to a larger disk."""
+    monkeypatch.setattr(gguf_files.shutil, "disk_usage", lambda _path: SimpleNamespace(free=3999))
+    with pytest.raises(ModelLoadError, match=r"where 0\.0 MiB are free: set AEXEC_CACHE_DIR elsewhere"):
+        converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
+    assert conversions == []
+
+
 def test_a_cache_that_cannot_be_written_says_which_variable_moves_it(tmp_path) -> None:
     """A file stands where the directory should be."""
     (tmp_path / "cache").write_text("in the way")
@@ -134,7 +167,7 @@ def test_a_cache_that_cannot_be_written_says_which_variable_moves_it(tmp_path) -
         converted(gguf(tmp_path), cache_dir=tmp_path / "cache")
 
 
-def test_an_empty_conversion_is_not_taken_for_a_model(tmp_path, monkeypatch) -> None:
+def test_an_empty_conversion_is_not_taken_for_a_model(tmp_path, monkeypatch, unread) -> None:
     """The result is opened like any directory."""
     monkeypatch.setattr(hooks, "convert_gguf", lambda _source, _target: None)
     with pytest.raises(ModelNotFound, match=r"holds no config.json"):

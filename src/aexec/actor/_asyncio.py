@@ -13,9 +13,10 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Coroutine
+from threading import get_ident
 from typing import Any, TypeVar
 
-from aexec.actor.runtime import Interrupted
+from aexec.actor.runtime import TIME_SLICE, Interrupted
 from aexec.errors import ActorError
 
 __all__ = ("AsyncioRuntime",)
@@ -71,14 +72,16 @@ class AsyncioSection:
 class AsyncioRuntime:
     """An asyncio loop; see ``runtime.Runtime``."""
 
-    __slots__ = ("_context", "_loop", "promise")
+    __slots__ = ("_context", "_is_running", "_loop", "_thread", "promise")
 
     cancelled = asyncio.CancelledError
     now = staticmethod(time.monotonic)
+    time_slice = TIME_SLICE
     section = AsyncioSection
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread, self._is_running = get_ident(), loop.is_running
         self._context = contextvars.copy_context()
         self.promise = loop.create_future
 
@@ -87,6 +90,8 @@ class AsyncioRuntime:
 
     @property
     def is_here(self) -> bool:
+        if get_ident() == self._thread and self._is_running():
+            return True  # and no system call, such as get_running_loop() makes
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:

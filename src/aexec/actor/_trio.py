@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import outcome
 import trio
 
-from aexec.actor.runtime import Interrupted
+from aexec.actor.runtime import TIME_SLICE, Interrupted
 
 __all__ = ("TrioRuntime",)
 
@@ -124,6 +124,7 @@ class TrioRuntime:
 
     cancelled = trio.Cancelled
     now = staticmethod(time.monotonic)
+    time_slice = TIME_SLICE
     promise = TrioPromise
     section = TrioSection
 

@@ -10,8 +10,8 @@ from aexec.actor.context import Context
 from aexec.actor.handlers import build_table
 from aexec.actor.lifecycle import Exit
 from aexec.actor.ref import Ref
-from aexec.actor.supervision import Directive, Supervision
 from aexec.actor.states import ActorState, check_states
+from aexec.actor.supervision import Directive, Supervision
 from aexec.actor.table import HandlerTable
 
 __all__ = ("Actor",)

@@ -17,10 +17,11 @@ from aexec.actor.envelope import Origin, here
 from aexec.actor.events import Exited, Spawned
 from aexec.actor.lifecycle import ALIVE, OVER, TRANSITIONS, Exit, LifecycleEvent, LifecycleState
 from aexec.actor.logs import logger
+from aexec.actor.observed import Observed
 from aexec.actor.runtime import Interrupted, Promise, Section
 from aexec.actor.statistics import ActorStatistics
 from aexec.actor.supervision import Supervision, Trouble
-from aexec.actor.ward import Hosted, Ward
+from aexec.actor.ward import Hosted
 from aexec.errors import note
 
 __all__ = ("Cell", "Hosted")
@@ -28,7 +29,7 @@ __all__ = ("Cell", "Hosted")
 STUBBORN = 1.0  # seconds between two attempts to cut short what does not want to end
 
 
-class Cell(Ward):
+class Cell(Observed):
     """One actor's place in its system.
 
     Args:
@@ -41,8 +42,6 @@ class Cell(Ward):
 
     Attributes:
         children: Actors that it spawned, by name, eldest first.
-        observers: Actors that watch it.
-        watching: Actors that it watches.
         owned: Its own tasks, by their sections; cancelled when it ends.
     """
 
@@ -52,11 +51,8 @@ class Cell(Ward):
         "_stop_at",
         "_stop_timer",
         "_task",
-        "_watchers",
         "children",
-        "observers",
         "owned",
-        "watching",
     )
 
     def __init__(
@@ -70,15 +66,12 @@ class Cell(Ward):
     ) -> None:
         super().__init__(core, name, bound, parent, supervision)
         self._make = make
-        self.observers: set[Cell] | None = None
-        self.watching: set[Cell] | None = None
         self.children: dict[str, Cell] | None = None
         self.owned: dict[Section, object] | None = None
         self._task: object = None
         self._quiet: Promise[None] | None = None
         self._stop_at: float | None = None
         self._stop_timer: Timer | None = None
-        self._watchers: list[Promise[Exit]] | None = None
 
     def __repr__(self) -> str:
         return f"<Cell {self.mailbox.describe(self.state.value)}>"
@@ -100,20 +93,6 @@ class Cell(Ward):
             busy_seconds=self.busy_seconds,
             oldest_seconds=0.0 if oldest is None else self.core.runtime.now() - oldest,
         )
-
-    async def closed(self) -> Exit:
-        """Wait until it is over."""
-        while self.state not in OVER:
-            promise = self.core.runtime.promise()
-            self._watchers = watchers = self._watchers or []
-            watchers.append(promise)
-            try:
-                await promise
-            except BaseException:
-                watchers.remove(promise)
-                raise
-        assert self.exit is not None
-        return self.exit
 
     # ------------------------------------------------------------ its start
 
@@ -197,7 +176,7 @@ class Cell(Ward):
             here.set(Origin(self, (self.address,)))
         try:
             self.actor = actor = self._make()
-            self.table = actor.__handlers__
+            self.table = self.table.renew(actor.__handlers__)
             actor.__attach__(self)
             if self.table.starts:
                 await self.section().run(actor.on_start())
@@ -207,6 +186,12 @@ class Cell(Ward):
             note(error, f"raised while actor {self.name} started")
             return error
         return None
+
+    @property
+    def kind(self) -> str:
+        """The actor's class; what makes it while there is none."""
+        make = self._make if self.actor is None else type(self.actor)
+        return getattr(getattr(make, "func", make), "__name__", "actor")
 
     def siblings(self) -> list[Cell]:
         """All that its parent has spawned and that are not over, itself included, eldest first."""
@@ -342,6 +327,7 @@ class Cell(Ward):
             exit_ = exit_ or self.exit
             assert exit_ is not None
             await self._run_on_stop(exit_)
+        self.forget_all()  # whom the next incarnation wants to watch, it watches itself
         if self.exit is None and self._stop_timer is not None:
             self._stop_timer.cancel()
             self._stop_timer = None
@@ -379,11 +365,10 @@ class Cell(Ward):
         if not started.done():
             error = exit_.error
             started.set_exception(error if isinstance(error, Exception) else exit_.as_error(self.name))
-        elif exit_.kind == "failed":
-            logger(actor=self.name).error("actor failed", reason=exit_.reason, exc_info=exit_.error)
-        if self.core.events is not None and started.done() and not started.cancelled():
-            self.core.events.emit(Exited(actor=self.name, how=exit_.kind, reason=exit_.reason))
-        watchers, self._watchers = self._watchers or (), None
-        for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(exit_)
+        elif not started.cancelled():
+            if exit_.kind == "failed":
+                logger(actor=self.name).error("actor failed", reason=exit_.reason, exc_info=exit_.error)
+            if self.core.events is not None:
+                self.core.events.emit(Exited(actor=self.name, how=exit_.kind, reason=exit_.reason))
+        self.forget_all()
+        self.tell_of_end(exit_)

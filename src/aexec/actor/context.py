@@ -16,6 +16,7 @@ from aexec.actor.runtime import Section
 from aexec.actor.spawner import Spawner
 from aexec.actor.system import ActorSystem
 from aexec.actor.ticker import Ticker
+from aexec.actor.watch import unwatch, watch
 from aexec.errors import ConfigError, UnhandledMessage
 from aexec.messages.base import Message
 
@@ -91,7 +92,7 @@ class Context(Spawner):
 
     @property
     def deadline(self) -> float | None:
-        """Until when the asker of the message in hand waits, in seconds of ``time.monotonic``; None: no limit."""
+        """Until when the asker of the message in hand waits, in seconds of :meth:`now`; None: no limit."""
         envelope = self._in_hand()
         return None if envelope is None else envelope.deadline
 
@@ -170,7 +171,7 @@ class Context(Spawner):
             UnhandledMessage: The actor has no handler for it.
         """
         cell = self._check_handled(message)
-        return cell.core.deadlines.call_at(cell.core.runtime.now() + seconds, partial(_ring, cell, message))
+        return cell.core.deadlines.call_at(cell.core.runtime.now() + seconds, partial(_ring, cell, cell.actor, message))
 
     def every(self, seconds: float, message: Message[Any]) -> Ticker:
         """Send the actor a message again and again; ``cancel()`` what is returned to call it off.
@@ -190,6 +191,30 @@ class Context(Spawner):
             raise ConfigError(f"every {seconds} s: expected a positive number of seconds")
         return Ticker(self._check_handled(message), seconds, message)
 
+    def watch(self, ref: Ref[Any]) -> None:
+        """Have a ``Terminated`` sent to the actor once the actor behind ``ref`` is over; at once if it is.
+
+        Watching twice is watching once. A restart of the watched actor is no end; one of
+        the watching actor ends its watching.
+
+        Raises:
+            UnhandledMessage: The actor has no handler for ``Terminated``.
+            ValueError: It is the actor's own ref.
+        """
+        watch(self._cell, ref)
+
+    def unwatch(self, ref: Ref[Any]) -> None:
+        """Watch no longer; a ``Terminated`` that is in the mailbox already is handled."""
+        unwatch(self._cell, ref)
+
+    def now(self) -> float:
+        """Monotonic seconds by the system's clock: ``time.monotonic`` unless a test has replaced it."""
+        return self._cell.core.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait by the system's clock, so that a test need not."""
+        await self._cell.core.sleep(seconds)
+
     def stop(self) -> None:
         """End the actor once the message in hand is handled."""
         core = self._cell.core
@@ -203,6 +228,8 @@ class Context(Spawner):
         cell = self._cell
         if cell.table.find(type(message)) is None:
             raise UnhandledMessage(cell.name, type(message).__name__, cell.table.names)
+        if cell.core.carry is not None:
+            cell.core.carry(message)  # nobody is there to hear of it when it is sent
         return cell
 
     def _in_hand(self) -> Envelope | None:
@@ -225,6 +252,6 @@ async def _pipe(
     cell.post(message)
 
 
-def _ring(cell: Cell, message: Message[Any]) -> None:
-    if cell.exit is None:
+def _ring(cell: Cell, actor: object, message: Message[Any]) -> None:
+    if cell.exit is None and cell.actor is actor:  # a restart ends the timers of the actor before
         cell.post(message)

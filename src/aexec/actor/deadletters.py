@@ -7,6 +7,7 @@ A tell has nobody to be told, so that the log is where its loss is seen.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from aexec.actor.logs import logger
@@ -24,12 +25,18 @@ class DeadLetters:
 
     Args:
         system: Name of the system, for the log.
+
+    Attributes:
+        listener: Called for the first of a kind and then once in a while, with the kind, the
+            actor, the type of the message and how many there were.
     """
 
     def __init__(self, system: str) -> None:
         self._system = system
         self._counts: dict[DeadLetterKind, int] = dict.fromkeys(get_args(DeadLetterKind), 0)
         self._logged: dict[DeadLetterKind, float] = {}
+        self._told: dict[DeadLetterKind, float] = {}
+        self.listener: Callable[[DeadLetterKind, str, str, int], object] | None = None
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {kind}" for kind, count in self._counts.items() if count)
@@ -50,6 +57,9 @@ class DeadLetters:
         """
         self._counts[kind] += 1
         now = time.monotonic()
+        if self.listener is not None and now - self._told.get(kind, -LOG_INTERVAL) >= LOG_INTERVAL:
+            self._told[kind] = now
+            self.listener(kind, actor, message, self._counts[kind])
         if silent and now - self._logged.get(kind, -LOG_INTERVAL) >= LOG_INTERVAL:
             self._logged[kind] = now
             logger(system=self._system, actor=actor).warning(

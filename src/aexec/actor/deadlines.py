@@ -93,12 +93,13 @@ class Deadlines:
 
     def forget(self) -> None:
         """Take note that one entry is over before its time."""
+        heap = self._heap
         self._stale += 1
-        while self._heap and self._heap[0][2].is_over():
-            heapq.heappop(self._heap)
+        while heap and heap[0][2].is_over():
+            heapq.heappop(heap)
             self._stale -= 1
-        if self._stale > MIN_STALE and self._stale * 2 > len(self._heap):
-            self._heap = [held for held in self._heap if not held[2].is_over()]
+        if self._stale > MIN_STALE and self._stale * 2 > len(heap):
+            self._heap = [held for held in heap if not held[2].is_over()]
             heapq.heapify(self._heap)
             self._stale = 0
 

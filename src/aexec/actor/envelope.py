@@ -11,13 +11,15 @@ import contextlib
 import enum
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from aexec.actor.runtime import Promise, Section
 from aexec.actor.table import Handler
 from aexec.messages.base import AnyMessage
 
-__all__ = ("Envelope", "Hop", "Origin", "Stage", "here", "trace_context")
+__all__ = ("Envelope", "Hop", "Origin", "Stage", "here", "seal", "trace_context")
 
 
 class Stage(enum.Enum):
@@ -30,6 +32,9 @@ class Stage(enum.Enum):
     RUNNING = "its handler runs"
     DEFERRED = "its reply was put off"
     OVER = "nothing more will come of it"
+
+
+_OVER: Final = Stage.OVER  # looked up for each message, which takes an enum's member 70 ns
 
 
 class Hop(Protocol):
@@ -66,8 +71,8 @@ class Origin:
         self.cell, self.callers, self.deadline, self.traceparent = cell, callers, deadline, traceparent
 
 
-class Envelope:
-    """A message on its way to ``cell``.
+class Envelope(msgspec.Struct, eq=False):
+    """A message on its way to ``cell``; a struct, as that takes half the time to make.
 
     Attributes:
         id: Its correlation id, unique in its system.
@@ -89,56 +94,22 @@ class Envelope:
         on_gone: Called, in order, when its asker has gone before it was answered.
     """
 
-    __slots__ = (
-        "admitted",
-        "cell",
-        "chain",
-        "deadline",
-        "generation",
-        "handler",
-        "id",
-        "limit",
-        "message",
-        "on_gone",
-        "reply",
-        "section",
-        "sender",
-        "sent_at",
-        "stage",
-        "traceparent",
-    )
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - it is the field's name
-        message: AnyMessage,
-        handler: Handler,
-        cell: Hop,
-        sent_at: float,
-        origin: Envelope | Origin | None,
-        reply: Promise[Any] | None,
-    ) -> None:
-        self.id = id
-        self.message: AnyMessage | None = message
-        self.handler = handler
-        self.cell = cell
-        self.generation = cell.generation
-        self.sent_at = sent_at
-        self.reply = reply
-        self.admitted: Promise[None] | None = None
-        self.stage = Stage.QUEUED
-        self.limit: float | None = None
-        self.section: Section | None = None
-        self.on_gone: list[Callable[[], object]] | None = None
-        self.deadline: float | None = None
-        self.chain: tuple[str, ...] = ()
-        if origin is None:
-            self.sender: Hop | None = None
-            self.traceparent: str | None = None
-        else:
-            self.sender, self.traceparent = origin.cell, origin.traceparent
-            if reply is not None:  # nobody waits for what a tell sets off
-                self.chain, self.deadline = origin.callers, origin.deadline
+    id: int
+    message: AnyMessage | None
+    handler: Handler
+    cell: Hop
+    generation: int
+    sent_at: float
+    reply: Promise[Any] | None
+    sender: Hop | None = None
+    traceparent: str | None = None
+    chain: tuple[str, ...] = ()
+    deadline: float | None = None
+    limit: float | None = None
+    admitted: Promise[None] | None = None
+    stage: Stage = Stage.QUEUED
+    section: Section | None = None
+    on_gone: list[Callable[[], object]] | None = None
 
     def __repr__(self) -> str:
         verb = "tell" if self.reply is None else "ask"
@@ -160,9 +131,14 @@ class Envelope:
 
     def finish(self) -> None:
         """Let go of all that an idle actor should not hold on to."""
-        self.stage = Stage.OVER
-        self.message = self.reply = self.admitted = self.on_gone = self.deadline = None
-        self.chain = ()
+        self.stage = _OVER
+        self.message = self.reply = self.deadline = None
+        if self.chain:  # a look is cheaper than an assignment, and few have any of these
+            self.chain = ()
+        if self.on_gone is not None:
+            self.on_gone = None
+        if self.admitted is not None:
+            self.admitted = None
 
     def is_over(self) -> bool:
         """True when its deadline has lost its meaning."""
@@ -174,6 +150,25 @@ class Envelope:
         limit, self.limit = self.limit, None
         assert limit is not None
         self.cell.expire(self, limit)
+
+
+def seal(
+    number: int,
+    message: AnyMessage,
+    handler: Handler,
+    cell: Hop,
+    sent_at: float,
+    origin: Envelope | Origin | None,
+    reply: Promise[Any] | None,
+) -> Envelope:
+    """Put a message into an envelope, with what it inherits from where it is sent."""
+    if origin is None:
+        return Envelope(number, message, handler, cell, cell.generation, sent_at, reply)
+    sender, trace = origin.cell, origin.traceparent
+    if reply is None:  # nobody waits for what a tell sets off
+        return Envelope(number, message, handler, cell, cell.generation, sent_at, reply, sender, trace)
+    chain, deadline = origin.callers, origin.deadline
+    return Envelope(number, message, handler, cell, cell.generation, sent_at, reply, sender, trace, chain, deadline)
 
 
 here: ContextVar[Envelope | Origin | None] = ContextVar("here", default=None)

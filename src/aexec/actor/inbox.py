@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import abc
 import enum
-from time import monotonic
 from typing import Any, Final
 
 from aexec.actor.core import Core
 from aexec.actor.deadletters import DeadLetterKind
-from aexec.actor.envelope import Envelope, Stage, here
+from aexec.actor.envelope import Envelope, Stage, here, seal
 from aexec.actor.lifecycle import Exit, LifecycleState
 from aexec.actor.mailbox import Mailbox
 from aexec.actor.place import Place
@@ -58,7 +57,7 @@ class Inbox(abc.ABC):
 
     def __init__(self, core: Core, name: str, bound: int) -> None:
         self.core, self.name = core, name
-        self.address = f"{core.uid}/{name}"
+        self.address = f"{core.uid}/{core.spawned}/{name}"  # the number tells it from others that had the name
         self.mailbox = Mailbox(name, bound)
         self.table = _NO_HANDLERS
         self.state = LifecycleState.STARTING
@@ -221,8 +220,10 @@ class Inbox(abc.ABC):
         if handler is None:
             core.dead_letters.record("undeliverable", self.name, type(message).__name__, silent=False)
             raise UnhandledMessage(self.name, type(message).__name__, self.table.names)
+        if core.carry is not None:
+            message = core.carry(message)
         core.sent += 1
-        return Envelope(next(core.ids), message, handler, self, monotonic(), here.get(), reply)
+        return seal(next(core.ids), message, handler, self, core.now(), here.get(), reply)
 
     def _set_deadline(self, envelope: Envelope, timeout: Timeout, inherited: float | None) -> float | None:
         """The lesser of the call's own limit and what the handler that makes it has left."""

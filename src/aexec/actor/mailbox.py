@@ -42,9 +42,6 @@ class _Lane:
     def __len__(self) -> int:
         return len(self.queue) + self.held
 
-    def has_room(self) -> bool:
-        return not self.waiting and len(self.queue) + self.held < self.bound
-
     def admit(self) -> None:
         """Let in who has waited longest, as far as there is room."""
         while self.waiting and len(self) < self.bound:
@@ -134,7 +131,7 @@ class Mailbox:
     def put(self, envelope: Envelope) -> bool:
         """Take a message in; False: there is no room."""
         lane = self._normal if envelope.handler.lane == "normal" else self._urgent_lane()
-        if not lane.has_room():
+        if lane.waiting or len(lane.queue) + lane.held >= lane.bound:
             return False
         lane.queue.append(envelope)
         return True

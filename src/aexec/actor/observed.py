@@ -18,9 +18,7 @@ class Observed(Ward):
 
     __slots__ = ("_observers", "_waiting", "_watching")
 
-    def __init__(
-        self, core: Core, name: str, bound: int, parent: Ward | None, supervision: Supervision | None
-    ) -> None:
+    def __init__(self, core: Core, name: str, bound: int, parent: Ward | None, supervision: Supervision | None) -> None:
         super().__init__(core, name, bound, parent, supervision)
         self._observers: dict[Observed, Callable[[Exit], object]] | None = None
         self._watching: set[Observed] | None = None

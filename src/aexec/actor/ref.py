@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, final
 
+from aexec.actor.absent import find_cell
 from aexec.actor.cell import Cell
 from aexec.actor.envelope import here
 from aexec.actor.inbox import DEFAULT, Timeout
@@ -12,7 +14,7 @@ from aexec.actor.statistics import ActorStatistics
 from aexec.actor.stream import Stream
 from aexec.messages.base import Message, StreamMessage
 
-__all__ = ("Ref",)
+__all__ = ("Ref", "ref_to")
 
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R")
@@ -22,7 +24,8 @@ R = TypeVar("R")
 class Ref(Generic[A_co]):
     """The address of an actor; equal to every other ref to it, and never the actor itself.
 
-    Spawning returns one; there is no other way to obtain one.
+    Spawning returns one; ``system.find`` and ``system.ref`` look one up. It pickles as its
+    address, and leads to the same actor wherever that actor's system is open.
     """
 
     __slots__ = ("_cell",)
@@ -34,10 +37,17 @@ class Ref(Generic[A_co]):
         return f"<Ref {self._cell.mailbox.describe(self._cell.state.value)}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ref) and other._cell is self._cell
+        return isinstance(other, Ref) and other._cell.address == self._cell.address
 
     def __hash__(self) -> int:
-        return hash(self._cell)
+        return hash(self._cell.address)
+
+    def __reduce__(self) -> tuple[Callable[[str], Ref[Any]], tuple[str]]:
+        return ref_to, (self._cell.address,)
+
+    def __cell__(self) -> Cell:
+        """The actor's place, for the core."""
+        return self._cell
 
     @property
     def name(self) -> str:
@@ -46,7 +56,7 @@ class Ref(Generic[A_co]):
 
     @property
     def address(self) -> str:
-        """The actor's name among all systems."""
+        """The actor's name among all systems, and among all actors that ever had its name."""
         return self._cell.address
 
     @property
@@ -139,6 +149,15 @@ class Ref(Generic[A_co]):
         """
         return Stream(self._cell, message, timeout, buffer)
 
+    async def closed(self) -> Exit:
+        """Wait until the actor is over, which this does not bring about; any number may wait.
+
+        Raises:
+            WrongLoop: The actor lives on another event loop.
+        """
+        self._cell.core.check_loop()
+        return await self._cell.closed()
+
     async def stop(self, *, timeout: float | None = 10.0) -> Exit:
         """End the actor; returns when it is over, its children first.
 
@@ -158,3 +177,8 @@ class Ref(Generic[A_co]):
             cell.check_cycle(origin.callers)
         cell.request_stop("it was told to stop", None if timeout is None else cell.core.runtime.now() + timeout)
         return await cell.closed()
+
+
+def ref_to(address: str) -> Ref[Any]:
+    """The ref with an address; one whose actor is not here says so when it is used."""
+    return Ref(find_cell(address))

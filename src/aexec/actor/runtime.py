@@ -14,7 +14,19 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-__all__ = ("Interrupted", "Promise", "Runtime", "Section", "TimerHandle", "describe_here", "find_runtime")
+__all__ = (
+    "TIME_SLICE",
+    "Clock",
+    "Interrupted",
+    "Promise",
+    "Runtime",
+    "Section",
+    "TimerHandle",
+    "describe_here",
+    "find_runtime",
+)
+
+TIME_SLICE = 0.002  # seconds of handling after which other tasks get their turn
 
 T = TypeVar("T")
 
@@ -89,6 +101,11 @@ class Runtime(Protocol):
     """An event loop, as far as the core needs one."""
 
     @property
+    def time_slice(self) -> float:
+        """Seconds of handling after which an actor lets other tasks run; below 0: after each message."""
+        ...
+
+    @property
     def cancelled(self) -> type[BaseException]:
         """What it raises in a task that is cancelled."""
         ...
@@ -140,6 +157,14 @@ class Runtime(Protocol):
 
     async def checkpoint(self) -> None:
         """Let other tasks run."""
+        ...
+
+
+class Clock(Protocol):
+    """Where a system takes its time from when that is not its loop: ``testing.VirtualClock``."""
+
+    def govern(self, runtime: Runtime, /) -> Runtime:
+        """The same loop, under the time of this clock."""
         ...
 
 

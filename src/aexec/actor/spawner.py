@@ -14,6 +14,7 @@ from aexec.actor.group import RefGroup
 from aexec.actor.place import Place
 from aexec.actor.ref import Ref
 from aexec.actor.supervision import Supervision
+from aexec.actor.traced import TracedCell
 from aexec.errors import ConfigError
 
 __all__ = ("Spawner",)
@@ -128,7 +129,8 @@ class Spawner:
         supervision = self._supervision
         if supervision is None and self._parent is not None:
             supervision = self._parent.actor.supervision
-        return Cell(core, name, bound, self._parent, supervision, make)
+        kind = Cell if core.tracer is None else TracedCell
+        return kind(core, name, bound, self._parent, supervision, make)
 
     def _open_core(self) -> Core:
         if self._core is None:

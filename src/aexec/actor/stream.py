@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final
 from aexec.actor.channel import Channel
 from aexec.actor.envelope import Envelope, here
 from aexec.actor.inbox import DEFAULT, NOT_BEGUN, Timeout
-from aexec.errors import CallTimeout, ConfigError
+from aexec.errors import ActorError, CallTimeout, ConfigError, note
 from aexec.messages.base import StreamMessage
 
 if TYPE_CHECKING:
@@ -67,7 +67,12 @@ class Stream(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        try:
+            await self.aclose()
+        except Exception as closing:
+            if error is None:
+                raise
+            note(error, f"closing the stream {self._call} failed: {closing!r}")
 
     def __aiter__(self) -> Self:
         return self
@@ -96,7 +101,11 @@ class Stream(Generic[T]):
         return channel.take()
 
     async def aclose(self) -> None:
-        """Close the generator, and wait until it is closed, for as long as for an item; leaving the block does it."""
+        """Close the generator, and wait until it is closed, for as long as for an item; leaving the block does it.
+
+        Raises:
+            Exception: What the generator raised as it was closed.
+        """
         channel, envelope = self._channel, self._envelope
         if channel is None or envelope is None or channel.is_closing:
             return
@@ -110,6 +119,9 @@ class Stream(Generic[T]):
         by = self._deadline()
         while not channel.done() and self._cell.core.runtime.now() < by:
             await self._wait(channel, by)
+        error = channel.exception()
+        if error is not None and not isinstance(error, ActorError):
+            raise error
 
     def _deadline(self) -> float:
         """Until when the consumer waits from now on, in monotonic seconds."""

@@ -5,19 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, overload
 
 import anyio
 
+from aexec.actor.absent import register, unregister
 from aexec.actor.core import Core
 from aexec.actor.envelope import here
+from aexec.actor.events import ActorEvent, DeadLettered
 from aexec.actor.logs import logger
-from aexec.actor.runtime import find_runtime
+from aexec.actor.ref import Ref, ref_to
+from aexec.actor.runtime import Clock, find_runtime
 from aexec.actor.spawner import Spawner
 from aexec.actor.statistics import SystemStatistics
+from aexec.actor.tracing import Tracer
+from aexec.actor.tree import Tree, grow
 from aexec.errors import ConfigError
+from aexec.messages.portable import copy_of
+from aexec.observe.hub import EventHub, EventStream
 
 __all__ = ("ActorSystem",)
+
+A = TypeVar("A")
 
 SystemState = Literal["new", "open", "closing", "closed"]
 
@@ -34,6 +43,10 @@ class ActorSystem(Spawner):
         timeout: Seconds an ask takes at most unless it says otherwise; None: no limit.
         mailbox: Most messages in a mailbox lane unless an actor is spawned with another bound.
         stop_timeout: Seconds that actors have to end at ``aclose`` and when they fail.
+        tracer: Is told of each message that is handled, as ``observe.otel``'s is.
+        clock: Where its time comes from, as ``testing.VirtualClock``; None: from the loop.
+        check_messages: Send every message and reply as a copy, as between processes; what
+            cannot travel raises ``MessageNotPortable`` where it is sent. For tests.
 
     Raises:
         ConfigError: A setting is not positive.
@@ -46,6 +59,9 @@ class ActorSystem(Spawner):
         timeout: float | None = 30.0,
         mailbox: int = 256,
         stop_timeout: float = 10.0,
+        tracer: Tracer | None = None,
+        clock: Clock | None = None,
+        check_messages: bool = False,
     ) -> None:
         super().__init__(None)
         if mailbox < 1 or stop_timeout <= 0 or (timeout is not None and not timeout > 0):
@@ -54,7 +70,8 @@ class ActorSystem(Spawner):
                 "or timeout=None for asks without a limit"
             )
         self.name, self.timeout, self.stop_timeout = name, timeout, stop_timeout
-        self._default_mailbox = mailbox
+        self._default_mailbox, self._tracer, self._clock = mailbox, tracer, clock
+        self._check_messages = check_messages
         self._state: SystemState = "new"
 
     def __repr__(self) -> str:
@@ -71,6 +88,8 @@ class ActorSystem(Spawner):
         if self._state != "new":
             raise ConfigError(f"actor system {self.name} is {self._state}: open a new one")
         runtime = find_runtime()
+        if self._clock is not None:
+            runtime = self._clock.govern(runtime)
         self._state = "open"
         await runtime.open()
         self._core = Core(
@@ -80,7 +99,9 @@ class ActorSystem(Spawner):
             mailbox=self._default_mailbox,
             stop_timeout=self.stop_timeout,
         )
-        self._core.system = self
+        self._core.system, self._core.tracer = self, self._tracer
+        self._core.carry = copy_of if self._check_messages else None
+        register(self._core)
         return self
 
     async def aclose(self, *, timeout: float | None = None) -> None:
@@ -114,6 +135,9 @@ class ActorSystem(Spawner):
             for cell in tops:
                 await cell.closed()
         core.deadlines.close()
+        unregister(core)
+        if core.events is not None:
+            core.events.close()
         self._state = "closed"
         await core.runtime.close()
 
@@ -133,6 +157,22 @@ class ActorSystem(Spawner):
                 source=self,
                 stacklevel=2,
             )
+
+    def now(self) -> float:
+        """Monotonic seconds by the system's clock.
+
+        Raises:
+            ConfigError: The system is not open.
+        """
+        return self._open_core().now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait by the system's clock, which a test may have replaced.
+
+        Raises:
+            ConfigError: The system is not open.
+        """
+        await self._open_core().sleep(seconds)
 
     def call_soon_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
         """Call ``function(*args)`` on the system's loop; from any thread. What it raises is logged.
@@ -160,6 +200,62 @@ class ActorSystem(Spawner):
             late_replies=core.late_replies,
             dead_letters=core.dead_letters.statistics(),
         )
+
+    @overload
+    def find(self, name: str) -> Ref[Any] | None: ...
+
+    @overload
+    def find(self, name: str, kind: type[A]) -> Ref[A] | None: ...
+
+    def find(self, name: str, kind: type[Any] = object) -> Ref[Any] | None:
+        """The live actor of a name; None: there is none.
+
+        Args:
+            name: Its name.
+            kind: Its class, which types the ref.
+
+        Raises:
+            ConfigError: The system is not open, or the actor is of another class.
+        """
+        cell = self._open_core().cells.get(name)
+        if cell is None:
+            return None
+        if cell.actor is not None and not isinstance(cell.actor, kind):
+            raise ConfigError(f"actor {name} is a {type(cell.actor).__name__}: expected a {kind.__name__}")
+        return Ref(cell)
+
+    def ref(self, address: str) -> Ref[Any]:
+        """The ref with an address of this system, as in ``system.ref(ref.address)``.
+
+        One to an actor that has ended is a ref like any other: asks end with ``ActorDied``.
+
+        Raises:
+            ConfigError: The system is not open, or the address is another system's.
+        """
+        uid = self._open_core().uid
+        if not address.startswith(f"{uid}/"):
+            raise ConfigError(f"{address} is no address in system {self.name}: its addresses begin with {uid}/")
+        return ref_to(address)
+
+    def tree(self) -> Tree:
+        """The live actors and who is whose child: print it, or end a notebook cell with it."""
+        return grow(self.name, () if self._core is None else self._core.cells.values())
+
+    def events(self) -> EventStream[ActorEvent]:
+        """What happens to the actors from now on: ``async for event in system.events()``.
+
+        The stream ends with the system. A listener that falls behind loses the oldest.
+
+        Raises:
+            ConfigError: The system is not open.
+        """
+        core = self._open_core()
+        if core.events is None:
+            core.events = hub = EventHub[ActorEvent]()
+            core.dead_letters.listener = lambda kind, actor, message, so_far: hub.emit(
+                DeadLettered(actor=actor, cause=kind, message=message, so_far=so_far)
+            )
+        return core.events.listen()
 
     def _call_guarded(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:

@@ -79,6 +79,10 @@ class HandlerTable:
         """Names of the messages that are handled."""
         return tuple(f"{handler.kind.__name__}{' (a stream)' if handler.is_stream else ''}" for handler in self)
 
+    def renew(self, table: HandlerTable) -> HandlerTable:
+        """What an actor of this table has in its next incarnation, whose class has ``table``."""
+        return table
+
     def find(self, kind: type) -> Handler | None:
         """The handler of messages of type ``kind`` that have one reply."""
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aexec.actor.deadlines import Timer
+from aexec.actor.desk import Desk
 from aexec.actor.envelope import Envelope
-from aexec.actor.inbox import Inbox
 from aexec.messages.base import Message
 
 __all__ = ("Ticker",)
@@ -21,10 +21,11 @@ class Ticker:
         seconds: Between two messages.
     """
 
-    __slots__ = ("_inbox", "_last", "_message", "_timer", "seconds")
+    __slots__ = ("_actor", "_inbox", "_last", "_message", "_timer", "seconds")
 
-    def __init__(self, inbox: Inbox, seconds: float, message: Message[Any]) -> None:
+    def __init__(self, inbox: Desk, seconds: float, message: Message[Any]) -> None:
         self._inbox, self._message, self.seconds = inbox, message, seconds
+        self._actor = inbox.actor  # a restart ends it with its actor
         self._last: Envelope | None = None
         self._timer: Timer | None = None
         self._sleep(inbox.core.runtime.now() + seconds)
@@ -44,7 +45,7 @@ class Ticker:
 
     def _ring(self) -> None:
         timer, self._timer = self._timer, None
-        if self._inbox.exit is not None or timer is None:
+        if self._inbox.exit is not None or self._inbox.actor is not self._actor or timer is None:
             return
         self._last = self._inbox.tick(self._message, self._last)
         self._sleep(max(timer.when, self._inbox.core.runtime.now() - self.seconds) + self.seconds)

@@ -69,9 +69,7 @@ class Ward(Desk):
 
     __slots__ = ("_budget", "_queue", "_round", "parent", "supervision")
 
-    def __init__(
-        self, core: Core, name: str, bound: int, parent: Ward | None, supervision: Supervision | None
-    ) -> None:
+    def __init__(self, core: Core, name: str, bound: int, parent: Ward | None, supervision: Supervision | None) -> None:
         super().__init__(core, name, bound)
         self.parent, self.supervision = parent, supervision
         self._budget: Budget | None = None
@@ -199,9 +197,7 @@ class Ward(Desk):
 
     def _exhausted(self, error: BaseException) -> BaseException:
         policy = self._policy
-        exhausted = RestartsExhausted(
-            self.name, policy.max_restarts, policy.within, f"{type(error).__name__}: {error}"
-        )
+        exhausted = RestartsExhausted(self.name, policy.max_restarts, policy.within, f"{type(error).__name__}: {error}")
         exhausted.__cause__ = error
         return exhausted
 

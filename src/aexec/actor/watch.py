@@ -39,19 +39,13 @@ def watch(cell: Cell, ref: Ref[Any]) -> None:
     other = ref.__cell__()
     if other is cell:
         raise ValueError(f"{cell.name} watches itself: nobody is told of an own end, see on_stop()")
-    if not isinstance(other, Cell):
-        other.check_loop()
-        _tell(cell, ref, other.exit)
-        return
     other.core.check_loop()
     cell.observe(other, partial(_tell, cell, ref))
 
 
 def unwatch(cell: Cell, ref: Ref[Any]) -> None:
     """Watch no longer."""
-    other = ref.__cell__()
-    if isinstance(other, Cell):
-        cell.forget(other)
+    cell.forget(ref.__cell__())
 
 
 def _tell(cell: Cell, ref: Ref[Any], exit_: Exit) -> None:

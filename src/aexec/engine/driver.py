@@ -180,7 +180,11 @@ class EngineDriver(Actor):
     def _launch(self) -> None:
         if not self._scheduler.has_work:
             return
-        self._batch = batch = self._scheduler.schedule()
+        try:
+            self._batch = batch = self._scheduler.schedule()
+        except Exception as error:  # noqa: BLE001  # a fault of ours; no stream may hang for it
+            self._fail_all(error)
+            return
         self._step = step = StepId(self._step + 1)
         self.context.pipe_to_self(
             self._executor.execute_model(ExecuteModel(step, batch, batch.total_num_scheduled_tokens)),

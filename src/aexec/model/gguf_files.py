@@ -14,10 +14,12 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from aexec.environ import CACHE_DIR
-from aexec.errors import MissingExtra, ModelLoadError
+from aexec.errors import MissingExtra, ModelLoadError, OutOfMemory
 from aexec.model.base import LoadProgress
+from aexec.model.memory import free_host_bytes
 
 __all__ = ("converted",)
 
@@ -31,6 +33,7 @@ def converted(source: Path, *, progress: LoadProgress | None = None, cache_dir: 
     Raises:
         ModelLoadError: ``source`` is no GGUF file, is damaged, or the cache cannot be written.
         MissingExtra: The conversion needs libraries that are not installed.
+        OutOfMemory: There is not enough memory to convert it.
     """
     name = _conversion_name(source)
     home = (cache_dir or CACHE_DIR.read()) / "models"
@@ -62,18 +65,33 @@ def _conversion_name(source: Path) -> str:
 
 def _convert(source: Path, draft: Path, progress: LoadProgress | None) -> None:
     try:
-        for library in ("accelerate", "gguf"):  # transformers would name them in words of its own
-            importlib.import_module(library)
+        importlib.import_module("accelerate")  # transformers would ask for it in words of its own
+        gguf: Any = importlib.import_module("gguf")
         from aexec.model.hooks import convert_gguf, silent
     except ModuleNotFoundError as error:
         raise MissingExtra("reading a GGUF file", "models", error.name or "") from error
     try:
+        num_elements = sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(source).tensors)
+        _check_room(source, draft, 4 * num_elements)
         with silent(progress, "convert"):
             convert_gguf(source, draft)
     except (MemoryError, ModelLoadError):
         raise
     except Exception as error:  # the border to transformers and gguf, which raise whatever they meet
         raise ModelLoadError(f"{source} could not be converted: {type(error).__name__}: {error}") from error
+
+
+def _check_room(source: Path, draft: Path, num_bytes: int) -> None:
+    """Before anything is read: the weights in float32 and half as much again in memory, and once on disk."""
+    need, have = num_bytes * 3 // 2, free_host_bytes()
+    if need > have:
+        raise OutOfMemory(f"converting {source.name}", need, have, "free memory, or convert it on a larger machine")
+    free = shutil.disk_usage(draft).free
+    if num_bytes > free:
+        raise ModelLoadError(
+            f"converting {source} writes {num_bytes / 2**20:,.1f} MiB to {draft.parent}, where {free / 2**20:,.1f} MiB "
+            f"are free: set {CACHE_DIR.name} elsewhere"
+        )
 
 
 def _publish(draft: Path, target: Path) -> None:

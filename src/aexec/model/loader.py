@@ -96,8 +96,10 @@ def load_model(
         max_model_len=_max_model_len(config, text),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
-    if device.type == "cpu" and can_pack(dtype):
-        _pack(module, progress)
+    if device.type == "cpu":
+        if can_pack(dtype):
+            _pack(module, progress)
+        _own_weights(module)
     return loaded
 
 
@@ -173,6 +175,13 @@ def _kv_shape(attention: Any, text: Any) -> KVShape:
     num_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(attention, "head_dim", None) or getattr(text, "head_dim", None)
     return KVShape(int(num_heads), int(head_dim or text.hidden_size // text.num_attention_heads))
+
+
+@torch.no_grad()
+def _own_weights(module: nn.Module) -> None:
+    """Copy what still is a view of the mapped file, so that nobody depends on the file any more."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _pack(module: nn.Module, progress: LoadProgress | None) -> None:

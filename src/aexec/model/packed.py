@@ -25,8 +25,8 @@ from torch import Tensor, nn
 __all__ = ("PackedLinear", "PackedProduct", "can_pack", "pack_linears")
 
 # The number of input rows that oneDNN is told to choose its tiles for; one layout serves all
-# batch sizes, and this one was the best or as good at 1, 8 and 64 rows alike.
-_ROWS_HINT = 8
+# batch sizes, and this one was the best or as good for any number from 1 to 512.
+_ROWS_HINT = 64
 # Layers of one module that read the same input, by the names that transformers gives them.
 # A name that means something else somewhere costs speed there, not correctness.
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

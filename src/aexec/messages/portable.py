@@ -1,0 +1,74 @@
+"""Whether a value can travel between processes, and what of it cannot.
+
+Pickle decides: it is what generic payloads travel by, it takes all that msgspec takes,
+and what it gives back is of the same types. Arrays go out of band, as on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from aexec.errors import MessageNotPortable
+
+__all__ = ("copy_of",)
+
+T = TypeVar("T")
+
+DEPTH = 8  # steps into a value, to find what of it cannot travel
+
+
+def copy_of(value: T) -> T:
+    """The value as it arrives in another process: an equal copy.
+
+    Args:
+        value: A message or a reply.
+
+    Raises:
+        MessageNotPortable: It cannot travel; names the field.
+    """
+    try:
+        return _through(value)
+    except Exception as error:
+        where, part, cause = _find(value, error)
+        raise MessageNotPortable(
+            type(value).__name__, where.removeprefix("."), type(part).__name__, f"{type(cause).__name__}: {cause}"
+        ) from error
+
+
+def _through(value: T) -> T:
+    buffers: list[pickle.PickleBuffer] = []
+    frame = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    copies = [bytearray(buffer.raw()) for buffer in buffers]
+    copied: T = pickle.loads(frame, buffers=copies)  # noqa: S301 - our own bytes, of a moment ago
+    return copied
+
+
+def _find(value: Any, error: Exception) -> tuple[str, Any, Exception]:
+    """The innermost part that cannot travel: the way to it, itself, and why."""
+    where = ""
+    for _ in range(DEPTH):
+        for step, part in _parts(value):
+            try:
+                _through(part)
+            except Exception as inner:  # noqa: BLE001 - it is what is looked for
+                where, value, error = where + step, part, inner
+                break
+        else:
+            break
+    return where, value, error
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, msgspec.Struct):
+        yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((f".{each.name}", getattr(value, each.name)) for each in dataclasses.fields(value))
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
