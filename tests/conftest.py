@@ -13,6 +13,12 @@ from pathlib import Path
 import pytest
 import structlog
 from blockbuster import BlockBuster
+from hypothesis import settings
+
+# Choose with HYPOTHESIS_PROFILE=nightly, or --hypothesis-profile=nightly, which comes later and wins.
+settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
+settings.register_profile("nightly", parent=settings.get_profile("ci"), max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 PATIENCE = 5.0  # seconds that what a test stopped may take to be gone
 # Threads of other people's pools that live as long as their loop, or as the process.

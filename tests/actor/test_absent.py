@@ -58,7 +58,7 @@ async def test_a_ref_to_an_ended_actor_says_so(system, verb):
     late = copy(ref)
     assert late == ref
     assert not late.is_alive
-    with pytest.raises(ActorDied, match="actor it is dead: test-.*/it has ended; its system test is open"):
+    with pytest.raises(ActorDied, match=r"actor it is dead: test-.*/it has ended; its system test is open"):
         if verb == "tell_nowait":
             late.tell_nowait(Ping())
         else:

@@ -187,7 +187,7 @@ async def test_an_ask_in_hand_ends_with_the_incarnation(system, events, message)
     async with anyio.create_task_group() as tasks:
 
         async def ask() -> None:
-            with pytest.raises(ActorRestarted, match="it was restarted while it had .* in hand: ValueError: broken"):
+            with pytest.raises(ActorRestarted, match=r"it was restarted while it had .* in hand: ValueError: broken"):
                 await ref.ask(message)
 
         tasks.start_soon(ask)

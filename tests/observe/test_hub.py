@@ -16,7 +16,7 @@ async def test_a_slow_listener_loses_the_oldest_and_can_tell() -> None:
         hub.emit(number)
     hub.close()
     assert stream.lost == 2
-    assert [event async for event in stream][0] == 2
+    assert await anext(stream) == 2
 
 
 async def test_a_listener_waits_for_news() -> None:
@@ -49,3 +49,22 @@ async def test_who_does_not_listen_is_told_nothing() -> None:
     assert repr(stream) == f"<EventStream: 0/{MAX_EVENTS} waiting, 0 lost>"
     del stream
     assert repr(hub) == "<EventHub: 0 listeners>"
+
+
+async def test_every_listener_hears_what_happens_from_now_on() -> None:
+    """Not what was before."""
+    hub = EventHub[int]()
+    early = hub.listen()
+    hub.emit(0)
+    late = hub.listen()
+    hub.emit(1)
+    hub.close()
+    assert [event async for event in early] == [0, 1]
+    assert [event async for event in late] == [1]
+
+
+async def test_a_listener_that_comes_after_the_end_hears_nothing() -> None:
+    """And does not wait for ever."""
+    hub = EventHub[int]()
+    hub.close()
+    assert [event async for event in hub.listen()] == []

@@ -45,9 +45,9 @@ HANDLERS = (
 class MailboxMachine(RuleBasedStateMachine):
     """A mailbox beside a list of what should be in it."""
 
-    @initialize(bound=st.integers(1, 4))
-    def make(self, bound):
-        self.bound = bound
+    @initialize(bound=st.integers(1, 4), handlers=st.lists(st.sampled_from(HANDLERS), min_size=1, unique=True))
+    def make(self, bound, handlers):
+        self.bound, self.handlers = bound, handlers  # some of them: so that they meet more often
         self.mailbox = Mailbox("worker", bound)
         self.mailbox.enter(STATES[0])
         self.ids = itertools.count()
@@ -55,8 +55,9 @@ class MailboxMachine(RuleBasedStateMachine):
         self.begun: list[Envelope] = []
         self.in_hand: Counter[Handler] = Counter()
 
-    @rule(handler=st.sampled_from(HANDLERS), waits=st.booleans())
-    def send(self, handler, waits):
+    @rule(data=st.data(), waits=st.booleans())
+    def send(self, data, waits):
+        handler = data.draw(st.sampled_from(self.handlers))
         envelope = Envelope(next(self.ids), Work(), handler, Hop(), 0.0, None, None)
         had_room = self.room(handler.lane) > 0
         assert self.mailbox.put(envelope) is had_room

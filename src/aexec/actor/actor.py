@@ -91,7 +91,9 @@ class Actor:
         """
 
     def on_child_failed(
-        self, child: Ref[Any], error: BaseException
+        self,
+        child: Ref[Any],  # noqa: ARG002 - it is for those who override it
+        error: BaseException,  # noqa: ARG002 - the same
     ) -> Directive | Awaitable[Directive | None] | None:
         """Decide what to do about a child that failed; may be an ``async def``.
 

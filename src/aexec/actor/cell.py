@@ -190,8 +190,8 @@ class Cell(Observed):
     @property
     def kind(self) -> str:
         """The actor's class; what makes it while there is none."""
-        make = self._make if self.actor is None else type(self.actor)
-        return getattr(getattr(make, "func", make), "__name__", "actor")
+        make: object = self._make if self.actor is None else self.actor.__class__
+        return str(getattr(getattr(make, "func", make), "__name__", "actor"))
 
     def siblings(self) -> list[Cell]:
         """All that its parent has spawned and that are not over, itself included, eldest first."""

@@ -62,7 +62,7 @@ class Inbox(abc.ABC):
         self.table = _NO_HANDLERS
         self.state = LifecycleState.STARTING
         self.exit: Exit | None = None
-        self.generation = 1
+        self.generation: int = 1
         self.place: Place | None = None
         self._waiter: Promise[None] | None = None  # what the serving task awaits when there is nothing to do
 

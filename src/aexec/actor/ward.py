@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from aexec.actor.core import Core
-from aexec.actor.deadlines import Timer
 from aexec.actor.desk import Desk
 from aexec.actor.envelope import Envelope, Origin, here
 from aexec.actor.events import Escalated, Restarted

@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from aexec.executor.base import ExecutorEvent
 from aexec.executor.callbacks import FailureCallbacks
-from aexec.executor.events import EventHub
 from aexec.executor.fanout import Fanout
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.control import Hello
 from aexec.messages.lifecycle import RankInfo, RankState
+from aexec.observe.hub import EventHub
 
 __all__ = ("Board", "ExecutorStatistics")
 
@@ -48,7 +49,7 @@ class Board:
         self.backend, self.world_size, self.output_rank = backend, world_size, output_rank
         self.state = ExecutorState.STARTING
         self.generation = 0
-        self.events = EventHub()
+        self.events = EventHub[ExecutorEvent]()
         self.callbacks = FailureCallbacks()
         self.hellos: tuple[Hello, ...] = ()
         self.group: WorkerGroup | None = None

@@ -16,10 +16,9 @@ from aexec.actor import ActorSystem, Ref
 from aexec.config import ExecutorConfig
 from aexec.errors import ActorDied, ConfigError, ExecutorClosed, WrongLoop
 from aexec.executor.actor import ExecutorActor
-from aexec.executor.base import FailureCallback
+from aexec.executor.base import ExecutorEvent, FailureCallback
 from aexec.executor.board import Board, ExecutorStatistics
 from aexec.executor.calls import CheckHealth, Close, Collective, Open
-from aexec.executor.events import EventStream
 from aexec.executor.generation import FORCE
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
@@ -28,6 +27,7 @@ from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.lifecycle import HealthReport, RankInfo
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
+from aexec.observe.hub import EventStream
 from aexec.worker.context import Progress
 from aexec.worker.names import name_of
 
@@ -169,7 +169,7 @@ class ExecutorHandle:
             raise ConfigError("timeout of check_health is None: expected a number of seconds, for silence is an answer")
         return await self._ask(CheckHealth(limit))
 
-    def events(self) -> EventStream:
+    def events(self) -> EventStream[ExecutorEvent]:
         """What happens to the group from now on, until it is closed."""
         return self._board.events.listen()
 

@@ -74,6 +74,7 @@ class EventHub(Generic[E]):
 
     def __init__(self) -> None:
         self._streams: weakref.WeakSet[EventStream[E]] = weakref.WeakSet()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<EventHub: {len(self._streams)} listeners>"
@@ -82,6 +83,8 @@ class EventHub(Generic[E]):
         """A new listener."""
         stream = EventStream[E]()
         self._streams.add(stream)
+        if self._closed:
+            stream.end()
         return stream
 
     def emit(self, event: E) -> None:
@@ -91,5 +94,6 @@ class EventHub(Generic[E]):
 
     def close(self) -> None:
         """The last event was told."""
+        self._closed = True
         for stream in list(self._streams):
             stream.end()

@@ -69,7 +69,8 @@ def save_tiny_model(name: str, directory: Path, *, seed: int = 0, **changes: Any
         if hasattr(config, width):
             setattr(config, width, 0.2)
     auto: Any = transformers.AutoModelForCausalLM
-    with silent(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    random: Any = torch.random
+    with silent(), random.fork_rng(devices=[]):
+        random.manual_seed(seed)
         auto.from_config(config, dtype=torch.float32).save_pretrained(directory)
     return directory

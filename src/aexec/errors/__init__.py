@@ -1,0 +1,76 @@
+"""Every error of aexec on one screen, grouped by who must act.
+
+You (the caller) mend a :class:`ConfigError`, a :class:`RequestError` or a
+:class:`StepStateError`; the operator looks at :class:`WorkerDied`, at
+:class:`ModelLoadError` and at :class:`OutOfMemory`; your own code answers for a
+:class:`RemoteError`; a caller may simply try again after :class:`ExecutorUnavailable`.
+Errors keep all they know as attributes, print one readable sentence and pickle.
+"""
+
+from __future__ import annotations
+
+from aexec.errors.actors import ActorDied as ActorDied
+from aexec.errors.actors import ActorError as ActorError
+from aexec.errors.actors import ActorRestarted as ActorRestarted
+from aexec.errors.actors import ActorStopped as ActorStopped
+from aexec.errors.actors import CallCycle as CallCycle
+from aexec.errors.actors import CallTimeout as CallTimeout
+from aexec.errors.actors import MailboxFull as MailboxFull
+from aexec.errors.actors import MessageNotPortable as MessageNotPortable
+from aexec.errors.actors import RestartsExhausted as RestartsExhausted
+from aexec.errors.actors import UnhandledMessage as UnhandledMessage
+from aexec.errors.actors import WrongLoop as WrongLoop
+from aexec.errors.request import InvalidRequest as InvalidRequest
+from aexec.errors.request import QueueFull as QueueFull
+from aexec.errors.request import RequestAborted as RequestAborted
+from aexec.errors.request import RequestError as RequestError
+from aexec.errors.request import RequestFailed as RequestFailed
+from aexec.errors.root import AexecError as AexecError
+from aexec.errors.root import note as note
+from aexec.errors.setup import ConfigError as ConfigError
+from aexec.errors.setup import MissingExtra as MissingExtra
+from aexec.errors.setup import ModelLoadError as ModelLoadError
+from aexec.errors.setup import ModelNotFound as ModelNotFound
+from aexec.errors.setup import OutOfMemory as OutOfMemory
+from aexec.errors.setup import UnsupportedModel as UnsupportedModel
+from aexec.errors.workers import ExecutorClosed as ExecutorClosed
+from aexec.errors.workers import ExecutorUnavailable as ExecutorUnavailable
+from aexec.errors.workers import ProtocolError as ProtocolError
+from aexec.errors.workers import RemoteError as RemoteError
+from aexec.errors.workers import StepStateError as StepStateError
+from aexec.errors.workers import UnknownMethod as UnknownMethod
+from aexec.errors.workers import WorkerDied as WorkerDied
+
+__all__ = (
+    "ActorDied",
+    "ActorError",
+    "ActorRestarted",
+    "ActorStopped",
+    "AexecError",
+    "CallCycle",
+    "CallTimeout",
+    "ConfigError",
+    "ExecutorClosed",
+    "ExecutorUnavailable",
+    "InvalidRequest",
+    "MailboxFull",
+    "MessageNotPortable",
+    "MissingExtra",
+    "ModelLoadError",
+    "ModelNotFound",
+    "OutOfMemory",
+    "ProtocolError",
+    "QueueFull",
+    "RemoteError",
+    "RequestAborted",
+    "RequestError",
+    "RequestFailed",
+    "RestartsExhausted",
+    "StepStateError",
+    "UnhandledMessage",
+    "UnknownMethod",
+    "UnsupportedModel",
+    "WorkerDied",
+    "WrongLoop",
+    "note",
+)

@@ -1,0 +1,45 @@
+"""You mend the request; all others go on."""
+
+from __future__ import annotations
+
+from aexec.errors.root import AexecError
+
+__all__ = ("InvalidRequest", "QueueFull", "RequestAborted", "RequestError", "RequestFailed")
+
+
+class RequestError(AexecError):
+    """One request ends; all others go on."""
+
+
+class InvalidRequest(RequestError, ValueError):
+    """A prompt or a sampling value is wrong; the text names value, expectation and remedy."""
+
+
+class RequestAborted(RequestError):
+    """The engine was closed before the request had finished.
+
+    An abort by the request's id is no error: its stream ends with the finish reason ``abort``.
+    """
+
+
+class QueueFull(RequestError):
+    """As many requests wait as may wait: try again later.
+
+    Attributes:
+        request_id: The request that was turned away.
+        limit: How many may wait.
+    """
+
+    def __init__(self, request_id: str, limit: int) -> None:
+        super().__init__(request_id, limit)
+        self.request_id, self.limit = request_id, limit
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.request_id} was turned away, as {self.limit} requests are waiting already: "
+            "send it again later, or open the engine with a larger max_num_waiting"
+        )
+
+
+class RequestFailed(RequestError):
+    """The model could not go on with this request, as with logits that are not numbers."""

@@ -1,0 +1,59 @@
+"""You mend the set-up."""
+
+from __future__ import annotations
+
+from aexec.errors.root import AexecError
+
+__all__ = ("ConfigError", "MissingExtra", "ModelLoadError", "ModelNotFound", "OutOfMemory", "UnsupportedModel")
+
+
+class ConfigError(AexecError, ValueError):
+    """A setting is wrong; the text names the value, what was expected and the remedy."""
+
+
+class MissingExtra(ConfigError):
+    """An optional dependency is not installed.
+
+    Attributes:
+        what: What needs it, as in "the torch model runner".
+        extra: The extra that brings it, as in ``models``.
+    """
+
+    def __init__(self, what: str, extra: str, missing: str = "") -> None:
+        super().__init__(what, extra, missing)
+        self.what, self.extra, self.missing = what, extra, missing
+
+    def __str__(self) -> str:
+        because = f" ({self.missing} is not installed)" if self.missing else ""
+        return f"{self.what} needs the extra {self.extra!r}{because}: pip install 'aexec[{self.extra}]'"
+
+
+class ModelNotFound(ConfigError):
+    """A model name or directory leads nowhere."""
+
+
+class UnsupportedModel(ConfigError):
+    """The model is readable, and its architecture is not one that aexec has tested."""
+
+
+class ModelLoadError(AexecError):
+    """The model's files are damaged or incomplete; no weight is ever left random."""
+
+
+class OutOfMemory(AexecError, MemoryError):
+    """Something does not fit.
+
+    Attributes:
+        what: What does not fit.
+        need_bytes: Bytes it takes.
+        have_bytes: Bytes there are.
+        remedy: What to change.
+    """
+
+    def __init__(self, what: str, need_bytes: int, have_bytes: int, remedy: str) -> None:
+        super().__init__(what, need_bytes, have_bytes, remedy)
+        self.what, self.need_bytes, self.have_bytes, self.remedy = what, need_bytes, have_bytes, remedy
+
+    def __str__(self) -> str:
+        need, have = self.need_bytes / 2**20, self.have_bytes / 2**20
+        return f"{self.what} needs {need:,.1f} MiB and {have:,.1f} MiB are available: {self.remedy}"

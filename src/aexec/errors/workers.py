@@ -1,0 +1,134 @@
+"""Executors and workers: who died, who raised, and when to try again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aexec.errors.root import AexecError
+
+__all__ = (
+    "ExecutorClosed",
+    "ExecutorUnavailable",
+    "ProtocolError",
+    "RemoteError",
+    "StepStateError",
+    "UnknownMethod",
+    "WorkerDied",
+)
+
+
+class ProtocolError(AexecError):
+    """Two parts of aexec disagree: a fault of ours, or of a third-party executor."""
+
+
+class StepStateError(AexecError, RuntimeError):
+    """A step message came in a state that does not allow it.
+
+    Attributes:
+        step: The step that the message names.
+        problem: What is wrong with it.
+        pending: Steps that were executed and wait for their sampling.
+    """
+
+    def __init__(self, step: int, problem: str, pending: Sequence[int] = ()) -> None:
+        super().__init__(step, problem, tuple(pending))
+        self.step, self.problem, self.pending = step, problem, tuple(pending)
+
+    def __str__(self) -> str:
+        return f"step {self.step} {self.problem} (pending: {', '.join(map(str, self.pending)) or 'none'})"
+
+
+class UnknownMethod(AexecError, AttributeError):
+    """The worker class has no such method; found before anything is sent.
+
+    Attributes:
+        method: The name that was asked for.
+        worker: The worker class.
+        known: Methods that it has.
+    """
+
+    def __init__(self, method: str, worker: str, known: Sequence[str] = ()) -> None:
+        super().__init__(method, worker, tuple(known))
+        self.method, self.worker, self.known = method, worker, tuple(known)
+
+    def __str__(self) -> str:
+        return f"{self.worker} has no method {self.method!r}; it has {', '.join(self.known) or 'none'}"
+
+
+class ExecutorClosed(AexecError):
+    """The executor was closed, or was never opened."""
+
+
+class ExecutorUnavailable(AexecError):
+    """The worker group is down and is being rebuilt: retry after ``retry_after`` seconds.
+
+    Attributes:
+        reason: What brought it down.
+        retry_after: Seconds after which a retry is worth it; None when nobody knows.
+    """
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason, retry_after)
+        self.reason, self.retry_after = reason, retry_after
+
+    def __str__(self) -> str:
+        when = "" if self.retry_after is None else f"; retry after {self.retry_after:.3g} s"
+        return f"the executor is not available: {self.reason}{when}"
+
+
+class RemoteError(AexecError):
+    """An exception that the user's code raised in a worker.
+
+    What is raised is also an instance of the original type wherever that type can be
+    imported, so ``except ValueError`` works; see ``aexec.worker.remote``.
+
+    Attributes:
+        rank: The rank that raised it.
+        method: The worker's method.
+        type_name: Qualified name of the original type.
+        text: ``str()`` of the original.
+        traceback_text: The remote traceback, as text.
+    """
+
+    rank: int
+    method: str
+    type_name: str
+    text: str
+    traceback_text: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {self.method}: {self.type_name}: {self.text}"
+
+
+class WorkerDied(AexecError):
+    """A worker process ended, or its compute thread did.
+
+    Attributes:
+        rank: Its rank.
+        pid: Its process id.
+        exit_code: Its exit code; None when a signal ended it.
+        signal: Name of the signal that ended it, as in ``SIGKILL``.
+        phase: What it was doing.
+        step: The step it was at; None outside of steps.
+        stderr_tail: The last lines it wrote to its standard error.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        pid: int,
+        exit_code: int | None = None,
+        signal: str | None = None,
+        phase: str = "unknown",
+        step: int | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        super().__init__(rank, pid, exit_code, signal, phase, step, stderr_tail)
+        self.rank, self.pid, self.exit_code, self.signal = rank, pid, exit_code, signal
+        self.phase, self.step, self.stderr_tail = phase, step, stderr_tail
+
+    def __str__(self) -> str:
+        how = f"ended by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
+        where = self.phase if self.step is None else f"{self.phase}, step {self.step}"
+        tail = f"\nlast lines of its stderr:\n{self.stderr_tail}" if self.stderr_tail else ""
+        return f"rank {self.rank} (pid {self.pid}) {how} during {where}{tail}"
