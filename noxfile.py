@@ -78,9 +78,10 @@ def imports(session: nox.Session) -> None:
 @nox.session(tags=["gates"])
 def types(session: nox.Session) -> None:
     """Run mypy and pyright, both strict."""
-    install(session, "cli,models,uvloop", "types")
+    install(session, "cli,models,otel,uvloop", "types")
     session.run("mypy", *TYPED)
     session.run("pyright")
+    session.run("pytest", "-q", "tests/typing")
 
 
 @nox.session(tags=["gates"])
@@ -125,7 +126,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The whole suite, with the torch runner and SmolLM2."""
-    install(session, "cli,models,uvloop", "test", model=True)
+    install(session, "cli,models,otel,uvloop", "test", model=True)
     session.run("pytest", *session.posargs, env=HERE)
 
 

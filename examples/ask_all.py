@@ -10,7 +10,7 @@ import asyncio
 from aexec import Actor, ActorSystem, Message, handles
 
 
-class Count(Message[int], frozen=True):
+class Count(Message[int, "Reader"], frozen=True):
     word: str
 
 

@@ -10,7 +10,7 @@ import asyncio
 from aexec import Actor, ActorSystem, Message, handles
 
 
-class Ball(Message[int], frozen=True):
+class Ball(Message[int, "Player"], frozen=True):
     hits: int
 
 

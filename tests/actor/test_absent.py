@@ -28,6 +28,13 @@ class Other(Actor):
     pass
 
 
+async def send(ref: Ref[Pinged], verb: str) -> None:
+    if verb == "tell_nowait":
+        ref.tell_nowait(Ping())
+    else:
+        await getattr(ref, verb)(Ping())
+
+
 def copy(ref: Ref[Pinged]) -> Ref[Pinged]:
     return typing.cast("Ref[Pinged]", pickle.loads(pickle.dumps(ref)))
 
@@ -59,10 +66,7 @@ async def test_a_ref_to_an_ended_actor_says_so(system, verb):
     assert late == ref
     assert not late.is_alive
     with pytest.raises(ActorDied, match=r"actor it is dead: test-.*/it has ended; its system test is open"):
-        if verb == "tell_nowait":
-            late.tell_nowait(Ping())
-        else:
-            await getattr(late, verb)(Ping())
+        await send(late, verb)
     assert (await late.stop()).kind == (await late.closed()).kind == "killed"
 
 

@@ -56,6 +56,11 @@ class Diary(Actor):
     async def wait(self) -> None:
         await self.gate.wait()
 
+    async def noted_so_many(self, count: int) -> None:
+        with anyio.fail_after(5):
+            while len(self.notes) < count:
+                await anyio.lowlevel.checkpoint()
+
     async def noted(self, *texts: str) -> None:
         with anyio.fail_after(5):
             while self.notes != list(texts):
@@ -157,9 +162,7 @@ async def test_a_ticker_comes_again_until_it_is_called_off(diary):
     _, actor = diary
     ticker = actor.context.every(0.001, Note("tick"))
     assert repr(ticker) == "<Ticker Note to diary: every 0.001 s>"
-    with anyio.fail_after(5):
-        while len(actor.notes) < 3:
-            await anyio.sleep(0.001)
+    await actor.noted_so_many(3)
     ticker.cancel()
     ticker.cancel()
     assert repr(ticker) == "<Ticker Note to diary: over>"
@@ -189,7 +192,7 @@ async def test_ticks_end_with_their_actor(system, diary):
     await ref.stop()
     with anyio.fail_after(5):
         while system.statistics().deadlines:
-            await anyio.sleep(0.001)
+            await anyio.lowlevel.checkpoint()
     assert system.statistics().dead_letters.undeliverable == 0
 
 

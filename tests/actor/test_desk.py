@@ -222,6 +222,26 @@ async def test_concurrent_handlers_run_side_by_side_up_to_their_number(worker, g
         gates.open("a", "c")
 
 
+@on_asyncio
+async def test_concurrent_handlers_begin_in_the_order_of_their_messages(system):
+    """A message that gets a slot as another ends begins after those whose tasks have not run yet."""
+    begun: list[str] = []
+
+    class Pair(Actor):
+        @handles(Parallel, concurrent=2)
+        async def parallel(self, message: Parallel) -> str:
+            begun.append(message.key)
+            await asyncio.sleep(0)
+            return message.key
+
+    ref = await system.spawn(Pair)
+    first = asyncio.create_task(ref.ask(Parallel("a")))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(ref.ask(Parallel(key))) for key in "bcd"]
+    assert await asyncio.gather(first, *others) == ["a", "b", "c", "d"]
+    assert begun == ["a", "b", "c", "d"]
+
+
 async def test_a_held_back_message_can_be_cancelled(worker, gates):
     """A message that waits for a concurrent= slot is taken back like any other."""
     async with anyio.create_task_group() as tasks:
@@ -475,7 +495,9 @@ async def test_a_deadline_that_passes_while_the_loop_is_busy_counts(system):
         @handles(Work)
         def work(self, message: Work) -> str:
             begun.append(message.key)
-            time.sleep(0.03)
+            until = time.monotonic() + 0.03
+            while time.monotonic() < until:
+                pass
             return message.key
 
     ref = await system.spawn(Busy)

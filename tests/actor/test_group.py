@@ -242,7 +242,7 @@ async def test_a_rank_that_dies_meanwhile_ends_the_call(group, board):
 async def test_one_budget_holds_for_all_ranks(group, board):
     """When the time is up the call ends once, and says what each rank does."""
     board.gates[0].set()
-    with pytest.raises(CallTimeout, match="Work to tp passed its limit of 0.02 s") as caught:
+    with pytest.raises(CallTimeout, match=r"Work to tp passed its limit of 0\.02 s") as caught:
         await group.ask_all(Work(), timeout=0.02)
     assert caught.value.started
     assert caught.value.__notes__ == [

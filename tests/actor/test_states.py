@@ -236,7 +236,7 @@ def test_unknown_states_are_refused():
     """A state that is not declared is refused: in when= as the class is created, in self.state when it is set."""
     with pytest.raises(ValueError, match="Model has no state 'steady': its states are starting, ready, draining"):
         Model().state = "steady"
-    with pytest.raises(TypeError, match="Wrong.run is for when='steady', and the states of Wrong are 'ready'"):
+    with pytest.raises(TypeError, match=r"Wrong\.run is for when='steady', and the states of Wrong are 'ready'"):
 
         class Wrong(Actor):
             states = ("ready",)

@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -55,23 +56,25 @@ class MailboxMachine(RuleBasedStateMachine):
         self.begun: list[Envelope] = []
         self.in_hand: Counter[Handler] = Counter()
 
-    @rule(data=st.data(), waits=st.booleans())
-    def send(self, data, waits):
+    @rule(data=st.data(), waits=st.booleans(), times=st.integers(1, 3))
+    def send(self, data, waits, times):
         handler = data.draw(st.sampled_from(self.handlers))
-        envelope = Envelope(next(self.ids), Work(), handler, Hop(), 0.0, None, None)
-        had_room = self.room(handler.lane) > 0
-        assert self.mailbox.put(envelope) is had_room
-        if had_room:
-            self.inside.append(envelope)
-        elif waits:
-            self.mailbox.wait(envelope)
-            self.inside.append(envelope)
+        for _ in range(times):
+            envelope = Envelope(next(self.ids), Work(), handler, Hop(), 0.0, None, None)
+            had_room = self.room(handler.lane) > 0
+            assert self.mailbox.put(envelope) is had_room
+            if had_room:
+                self.inside.append(envelope)
+            elif waits:
+                self.mailbox.wait(envelope)
+                self.inside.append(envelope)
 
-    @rule(urgent_only=st.booleans(), normal_only=st.booleans())
-    def take(self, urgent_only, normal_only):
-        envelope = self.mailbox.pop_urgent() if urgent_only else self.mailbox.pop(normal_only=normal_only)
-        if envelope is not None:
-            self.begin(envelope)
+    @rule(urgent_only=st.booleans(), normal_only=st.booleans(), times=st.integers(1, 3))
+    def take(self, urgent_only, normal_only, times):
+        for _ in range(times):
+            envelope = self.mailbox.pop_urgent() if urgent_only else self.mailbox.pop(normal_only=normal_only)
+            if envelope is not None:
+                self.begin(envelope)
 
     @precondition(lambda self: any(self.in_hand.values()))
     @rule(data=st.data())
@@ -93,10 +96,10 @@ class MailboxMachine(RuleBasedStateMachine):
     def enter(self, state):
         self.mailbox.enter(state)
 
-    @rule()
-    def clear(self):
-        assert sorted(self.mailbox.clear(), key=id) == sorted(self.inside, key=id)
-        self.inside.clear()
+    def teardown(self):
+        if hasattr(self, "mailbox"):
+            assert sorted(self.mailbox.clear(), key=id) == sorted(self.inside, key=id)
+            assert self.mailbox.statistics()[:3] == (0, 0, 0)
 
     def begin(self, envelope):
         handler = envelope.handler
@@ -129,3 +132,5 @@ class MailboxMachine(RuleBasedStateMachine):
 
 
 TestMailbox = MailboxMachine.TestCase
+# Runs are cheap, and many of them never get to where it matters.
+TestMailbox.settings = settings(max_examples=max(settings.default.max_examples, 400))

@@ -15,7 +15,7 @@ from aexec.actor.supervision import Budget, Strategy
 from aexec.errors import ActorError, CallTimeout
 from aexec.messages.base import Message
 
-MAX_ALIVE = 6
+MAX_ALIVE = 3
 
 
 @given(
@@ -70,8 +70,8 @@ class Doom(Message[int], frozen=True):
 class Flaky(Actor):
     """Fails whenever it is told to, now and then in its start."""
 
-    def __init__(self, refusals: list[bool]) -> None:
-        self.refusals, self.kept = refusals, list[Any]()
+    def __init__(self, refusals: list[bool], kept: list[Any]) -> None:
+        self.refusals, self.kept = refusals, kept  # kept outlives it, so that no garbage collection helps
 
     async def on_start(self) -> None:
         await asyncio.sleep(0)
@@ -107,12 +107,14 @@ class Flaky(Actor):
         raise Unsound
 
 
+besides = st.builds(Beside, st.integers(0, 9), st.booleans())
 messages = st.one_of(
     st.builds(Work, st.integers(0, 4), st.booleans()),
     st.builds(Quick, st.booleans()),
-    st.builds(Beside, st.integers(0, 4), st.booleans()),
+    besides,
     st.builds(Later),
 )
+bursts = st.lists(messages, min_size=2, max_size=4) | st.lists(besides, min_size=3, max_size=4)
 
 
 class Supervised(RuleBasedStateMachine):
@@ -124,6 +126,7 @@ class Supervised(RuleBasedStateMachine):
         self.system = ActorSystem(timeout=None, stop_timeout=5.0)
         self.refs: list[Ref[Flaky]] = []
         self.asks: list[asyncio.Task[Any]] = []
+        self.kept: list[Any] = []
         self.logs = structlog.testing.capture_logs()
         self.logs.__enter__()
 
@@ -143,7 +146,7 @@ class Supervised(RuleBasedStateMachine):
     def spawn(self, refusals) -> None:
         if sum(ref.is_alive for ref in self.refs) < MAX_ALIVE:
             spawner = self.system.using(supervision=self.supervision, mailbox=4)
-            self.refs.append(self.run(spawner.spawn(Flaky, list(refusals))))
+            self.refs.append(self.run(spawner.spawn(Flaky, list(refusals), self.kept)))
 
     @rule(which=st.integers(0, 30), message=messages)
     def ask(self, which, message) -> None:
@@ -162,6 +165,14 @@ class Supervised(RuleBasedStateMachine):
                 return
 
         self.run(send())
+
+    @rule(which=st.integers(0, 30), burst=bursts, how=st.sampled_from([Quick, Work]))
+    def burst(self, which, burst, how) -> None:
+        """Some asks, and then a tell that fails while they are in hand or wait."""
+        for message in burst:
+            self.ask(which, message)
+        self.wait(1)
+        self.tell(which, Quick(True) if how is Quick else Work(1, True))
 
     @rule(which=st.integers(0, 30))
     def doom(self, which) -> None:
@@ -215,4 +226,4 @@ class Supervised(RuleBasedStateMachine):
 
 def test_every_ask_ends_once_whatever_fails_is_restarted_or_stopped():
     """No sequence of failures, restarts, stops and cancellations leaves an ask open or a budget exceeded."""
-    run_state_machine_as_test(Supervised, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Supervised, settings=settings(stateful_step_count=30))

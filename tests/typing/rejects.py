@@ -96,7 +96,7 @@ async def of_asking(counter: Ref[Counter], child: Ref[Child], other: Ref[Other])
     await counter.ask(Count())  # rejected: arg-type, reportArgumentType
     await other.tell(Add())  # rejected: arg-type, reportArgumentType
     other.tell_nowait(Add())  # rejected: arg-type, reportArgumentType
-    print(number, text)
+    _ = (number, text)
 
 
 async def of_streams(counter: Ref[Counter], other: Ref[Other]) -> None:
@@ -104,7 +104,7 @@ async def of_streams(counter: Ref[Counter], other: Ref[Other]) -> None:
         async for item in items:
             number: int = item
             text: str = item  # rejected: assignment, reportAssignmentType
-            print(number, text)
+            _ = (number, text)
     other.stream(Count())  # rejected: arg-type, reportArgumentType
     counter.stream(Add())  # rejected: arg-type, reportArgumentType
 
@@ -120,11 +120,11 @@ async def of_groups(group: RefGroup[Counter], others: RefGroup[Other]) -> None:
     async for rank, reply in group.as_done(Add()):
         number: int | BaseException = reply
         text: str = reply  # rejected: assignment, reportAssignmentType
-        print(rank, number, text)
-    print(numbers, texts)
+        _ = (rank, number, text)
+    _ = (numbers, texts)
 
 
 async def of_addresses(counter: Ref[Counter], child: Ref[Child]) -> None:
     wider: Ref[Counter] = child
     narrower: Ref[Child] = counter  # rejected: assignment, reportAssignmentType
-    print(wider, narrower)
+    _ = (wider, narrower)

@@ -28,16 +28,30 @@ class Channel(Generic[T]):
     Args:
         make_promise: Makes what the two sides wait on.
         bound: Most items that have been sent and not taken.
+        carry: What items pass through on their way; None: nothing.
 
     Attributes:
         items: What has been sent and not taken.
         is_closing: The consumer takes no more.
     """
 
-    __slots__ = ("_bound", "_cancelled", "_ended", "_error", "_make_promise", "_reader", "_writer", "is_closing", "items")
+    __slots__ = (
+        "_bound",
+        "_cancelled",
+        "_carry",
+        "_ended",
+        "_error",
+        "_make_promise",
+        "_reader",
+        "_writer",
+        "is_closing",
+        "items",
+    )
 
-    def __init__(self, make_promise: Callable[[], Promise[None]], bound: int) -> None:
-        self._make_promise, self._bound = make_promise, bound
+    def __init__(
+        self, make_promise: Callable[[], Promise[None]], bound: int, carry: Callable[[T], T] | None = None
+    ) -> None:
+        self._make_promise, self._bound, self._carry = make_promise, bound, carry
         self.items: deque[T] = deque()
         self.is_closing = False
         self._ended = self._cancelled = False
@@ -54,7 +68,7 @@ class Channel(Generic[T]):
     async def put(self, item: T) -> bool:
         """Hand an item over, and wait for room for the next one; False: no more are wanted."""
         if not self.is_closing:
-            self.items.append(item)
+            self.items.append(item if self._carry is None else self._carry(item))
             self.wake()
         while len(self.items) >= self._bound and not self.is_closing:
             self._writer = self._make_promise()

@@ -89,7 +89,7 @@ class Desk(Inbox):
             elif self._may_begin(envelope, now):
                 if handler.is_async:
                     self._awaiting = True
-                    await self._await(envelope, self.section())
+                    await self._await(envelope, self.section(), handler.function)
                     self._awaiting = False
                     now = clock()
                 else:
@@ -136,13 +136,20 @@ class Desk(Inbox):
             self._returned(envelope, value)
         return self.core.now()
 
-    async def _await(self, envelope: Envelope, section: Section) -> None:
+    async def _run_in_turn(self, actor: Any, message: Any) -> Any:
+        """Run a handler after those whose tasks were started before, and have not come to it yet."""
+        await self.core.runtime.checkpoint()
+        envelope = here.get()
+        assert isinstance(envelope, Envelope)
+        return await envelope.handler.function(actor, message)
+
+    async def _await(self, envelope: Envelope, section: Section, function: Callable[[Any, Any], Any]) -> None:
         here.set(envelope)
         envelope.section = section
         self.in_hand += 1
         began = self.core.now()
         try:
-            value = await section.run(envelope.handler.function(self.actor, envelope.message))
+            value = await section.run(function(self.actor, envelope.message))
         except Interrupted:
             self._interrupted(envelope)
         except Exception as error:  # noqa: BLE001 - it belongs to the asker, or to the supervisor
@@ -178,8 +185,10 @@ class Desk(Inbox):
         """A ``concurrent=`` message, and then those that were held back for its slot."""
         while envelope is not None:
             handler = envelope.handler
-            if envelope.stage is Stage.RUNNING or self._may_begin(envelope, self.core.now()):
-                await self._await(envelope, section)
+            if envelope.stage is Stage.RUNNING:
+                await self._await(envelope, section, handler.function)
+            elif self._may_begin(envelope, self.core.now()):
+                await self._await(envelope, section, self._run_in_turn)
             envelope = self.mailbox.release(handler)
             self.wake()  # there is room again, and what waited for it may be for now
 
@@ -192,7 +201,7 @@ class Desk(Inbox):
                 elif self._may_begin(envelope, self.core.now()):
                     if envelope.handler.is_async:
                         self._express_awaiting = True
-                        await self._await(envelope, section)
+                        await self._await(envelope, section, envelope.handler.function)
                         self._express_awaiting = False
                     else:
                         self._call(envelope)
@@ -230,8 +239,10 @@ class Desk(Inbox):
         if reply is not None:
             if reply.done():
                 self.core.late_replies += 1
-            else:
+            elif self.core.carry is None:
                 reply.set_result(value)
+            else:
+                self._resolve_copy(reply, value)
         if self.owed is not None:
             self.owed.discard(envelope)
         envelope.finish()
@@ -277,7 +288,7 @@ class Desk(Inbox):
 
     def is_fatal(self, envelope: Envelope, error: BaseException) -> bool:
         """True when the actor has to end after such an error."""
-        return isinstance(error, envelope.handler.fatal) or isinstance(error, getattr(self.actor, "fatal", ()))
+        return isinstance(error, (envelope.handler.fatal, getattr(self.actor, "fatal", ())))
 
     def _interrupted(self, envelope: Envelope) -> None:
         """It was cut short, as its asker has gone or the actor had to end."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, final
 
+from aexec.actor.cell import Cell
 from aexec.actor.envelope import Stage, here
 from aexec.actor.inbox import DEFAULT, Timeout, deadline_of
 from aexec.actor.lifecycle import Exit
@@ -67,7 +68,9 @@ class RefGroup(Generic[A_co]):
         return self._refs[rank]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RefGroup) and other._refs == self._refs
+        if not isinstance(other, RefGroup):
+            return NotImplemented
+        return other._refs == self._refs  # pyright: ignore[reportUnknownMemberType] - whatever it is a group of
 
     def __hash__(self) -> int:
         return hash(self._refs)
@@ -93,9 +96,7 @@ class RefGroup(Generic[A_co]):
         tally = self._send(message, timeout)
         try:
             while not tally.is_over:
-                part = await tally.next()
-                if part.error is not None:
-                    raise tally.explain(part)
+                await tally.next_reply()
         finally:
             tally.end()
         return [part.value for part in tally.parts]
@@ -118,12 +119,8 @@ class RefGroup(Generic[A_co]):
         wanted = range(len(self))[rank]
         tally = self._send(message, timeout)
         try:
-            while True:
-                part = await tally.next()
-                if part.error is not None:
-                    raise tally.explain(part)
-                if part.rank == wanted:
-                    break
+            while (part := await tally.next_reply()).rank != wanted:
+                pass
         except BaseException:
             tally.end()
             raise
@@ -155,8 +152,9 @@ class RefGroup(Generic[A_co]):
             MailboxFull: A rank has no room, and waits for the sender.
             UnhandledMessage: One of them has no handler for it.
         """
-        core = self._refs[0]._cell.core
-        posted = [(ref._cell, ref._cell.post(message)) for ref in self._refs]
+        cells = self._cells()
+        core = cells[0].core
+        posted = [(cell, cell.post(message)) for cell in cells]
         deadline = deadline_of(core, timeout)
         waiting = [(cell, envelope) for cell, envelope in posted if envelope is not None]
         try:
@@ -179,7 +177,7 @@ class RefGroup(Generic[A_co]):
         Raises:
             CallCycle: One of them waits for the caller.
         """
-        cells, origin = [ref._cell for ref in self._refs], here.get()
+        cells, origin = self._cells(), here.get()
         for cell in cells:
             cell.core.check_loop()
             cell.check_cycle(() if origin is None else origin.callers)
@@ -189,7 +187,10 @@ class RefGroup(Generic[A_co]):
         return [await cell.closed() for cell in cells]
 
     def _send(self, message: Message[Any, Any], timeout: Timeout) -> Tally:
-        return Tally(self.name, [ref._cell for ref in self._refs], message, timeout)
+        return Tally(self.name, self._cells(), message, timeout)
+
+    def _cells(self) -> list[Cell]:
+        return [ref.__cell__() for ref in self._refs]
 
 
 @final

@@ -130,9 +130,7 @@ class Ref(Generic[A_co]):
         """
         self._cell.tell_nowait(message)
 
-    def stream(
-        self, message: StreamMessage[R, A_co], *, timeout: Timeout = DEFAULT, buffer: int = 16
-    ) -> Stream[R]:
+    def stream(self, message: StreamMessage[R, A_co], *, timeout: Timeout = DEFAULT, buffer: int = 16) -> Stream[R]:
         """Ask for a stream: ``async with ref.stream(message) as items: async for item in items: ...``.
 
         The message is sent on entering the block. Leaving the block closes the stream's

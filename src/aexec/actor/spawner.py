@@ -87,9 +87,7 @@ class Spawner:
         await cell.start()
         return Ref(cell)
 
-    async def spawn_group(
-        self, size: int, actor: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs
-    ) -> RefGroup[A]:
+    async def spawn_group(self, size: int, actor: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> RefGroup[A]:
         """Construct ``size`` actors of a kind and start them at the same time.
 
         Each knows its ``context.rank`` and ``context.size``. When one does not start, none
@@ -155,17 +153,23 @@ async def _start_all(name: str, cells: list[Cell]) -> None:
             errors.append(error)
             tasks.cancel_scope.cancel()
 
+    all_started = False
     try:
         async with anyio.create_task_group() as tasks:
             for cell in cells:
                 tasks.start_soon(start, cell)
-        if errors:
-            raise errors[0]
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            for cell in cells:
-                cell.request_stop(f"another of its group {name} did not start", cell.core.runtime.now())
-            for cell in cells:
-                if cell.core.cells.get(cell.name) is cell:
-                    await cell.closed()
-        raise
+        all_started = not errors
+    finally:
+        if not all_started:
+            with anyio.CancelScope(shield=True):  # a cancelled spawner leaves none of them
+                await _end_all(name, cells)
+    if errors:
+        raise errors[0]
+
+
+async def _end_all(name: str, cells: list[Cell]) -> None:
+    for cell in cells:
+        cell.request_stop(f"another of its group {name} did not start", cell.core.runtime.now())
+    for cell in cells:
+        if cell.core.cells.get(cell.name) is cell:
+            await cell.closed()

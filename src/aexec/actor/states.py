@@ -7,7 +7,7 @@ wait for one of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aexec.actor.table import HandlerTable
 
@@ -34,14 +34,15 @@ class ActorState:
             actor.__entered__(state)
 
 
-def check_states(actor: type, states: object, table: HandlerTable) -> None:
+def check_states(actor: type, declared: object, table: HandlerTable) -> None:
     """Look whether a class declares the states that its handlers name.
 
     Raises:
         TypeError: It does not.
     """
-    if not isinstance(states, tuple) or not all(isinstance(state, str) for state in states):
-        raise TypeError(f'{actor.__name__}.states is {states!r}: expected names, as in ("starting", "ready")')
+    states = cast("tuple[str, ...]", declared)
+    if not (isinstance(declared, tuple) and all(isinstance(state, str) for state in states)):
+        raise TypeError(f'{actor.__name__}.states is {declared!r}: expected names, as in ("starting", "ready")')
     for handler in table:
         if unknown := sorted((handler.when or frozenset()) - set(states)):
             raise TypeError(

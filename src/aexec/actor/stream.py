@@ -60,7 +60,8 @@ class Stream(Generic[T]):
             raise RuntimeError(f"the stream {self._call} was entered before: ask for another one")
         origin = here.get()
         deadline = None if origin is None else origin.deadline
-        self._channel = Channel(self._cell.core.runtime.promise, self._buffer)
+        core = self._cell.core
+        self._channel = Channel(core.runtime.promise, self._buffer, core.carry)
         self._envelope = self._cell.ask_for(self._message, self._channel, deadline, is_stream=True)
         return self
 

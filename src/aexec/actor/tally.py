@@ -160,6 +160,19 @@ class Tally:
         self._num_taken += 1
         return self._arrived.popleft()
 
+    async def next_reply(self) -> Part:
+        """The next part, which is a reply.
+
+        Raises:
+            CallTimeout: There was none in time.
+            Exception: It was an error instead; has a note of what the other ranks do.
+        """
+        part = await self.next()
+        if part.error is not None:
+            others = [f"rank {other.rank} {other.state}" for other in self.parts if other is not part]
+            raise note(part.error, "; ".join([f"raised for rank {part.rank} of {self.call}", *others]))
+        return part
+
     def settled(self, part: Part) -> None:
         """A part has come."""
         self._num_settled += 1
@@ -193,14 +206,6 @@ class Tally:
         self._is_left = True
         for part in self.parts:
             part.is_left = True
-
-    def explain(self, part: Part) -> BaseException:
-        """The error of a part, with what the other ranks do as a note."""
-        assert part.error is not None
-        others = [f"rank {other.rank} {other.state}" for other in self.parts if other is not part]
-        if others:
-            note(part.error, f"raised for rank {part.rank} of {self.call}; {'; '.join(others)}")
-        return part.error
 
     def _send(self, part: Part, message: AnyMessage) -> None:
         try:

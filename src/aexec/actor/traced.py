@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aexec.actor.cell import Cell
@@ -27,9 +28,9 @@ class TracedCell(Cell):
         self._open(envelope)
         return super()._call(envelope)
 
-    async def _await(self, envelope: Envelope, section: Section) -> None:
+    async def _await(self, envelope: Envelope, section: Section, function: Callable[[Any, Any], Any]) -> None:
         self._open(envelope)
-        await super()._await(envelope, section)
+        await super()._await(envelope, section, function)
 
     def _returned(self, envelope: Envelope, value: Any) -> None:
         self._close(envelope, None)

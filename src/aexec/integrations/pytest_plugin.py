@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -55,7 +55,7 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Generator[None, Any, 
     """
     function = fixturedef.func
     if getattr(function, "__module__", "") == __name__ and inspect.isasyncgenfunction(function):
-        function._force_asyncio_fixture = _is_for_pytest_asyncio(request)  # type: ignore[attr-defined]  # noqa: SLF001
+        function._force_asyncio_fixture = _is_for_pytest_asyncio(request)  # noqa: SLF001
     return (yield)
 
 
@@ -86,7 +86,7 @@ async def actor_system_factory() -> AsyncIterator[Callable[..., Awaitable[ActorS
     async with LeakCheck(), AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> ActorSystem:
-            return await stack.enter_async_context(ActorSystem(**{"name": "test", **settings}))
+            return await stack.enter_async_context(ActorSystem(**cast("dict[str, Any]", {"name": "test", **settings})))
 
         yield make
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -69,6 +69,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from ((f".{each.name}", getattr(value, each.name)) for each in dataclasses.fields(value))
     elif isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", part) for key, part in value.items())
+        for key, part in value.items():  # pyright: ignore[reportUnknownVariableType] - whatever it maps
+            yield f"[{key!r}]", part
     elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+        yield from ((f"[{index}]", part) for index, part in enumerate(cast("list[Any]", value)))

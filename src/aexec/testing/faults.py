@@ -68,7 +68,7 @@ class Raise(Fault):
 
     error: Exception
 
-    async def strike(self, hit: Hit) -> Any:
+    async def strike(self, hit: Hit) -> Any:  # noqa: ARG002 - it is the contract's
         """Raise it.
 
         Raises:
@@ -97,7 +97,7 @@ class Delay(Fault):
 class Hang(Fault):
     """The handler never returns: until its asker gives up, or the actor ends."""
 
-    async def strike(self, hit: Hit) -> Any:
+    async def strike(self, hit: Hit) -> Any:  # noqa: ARG002 - it is the contract's
         """Wait for ever."""
         await anyio.sleep_forever()
 
@@ -212,9 +212,7 @@ class _FaultyTable(HandlerTable):
         return run
 
 
-def inject(
-    ref: Ref[Any], fault: Fault, *, kind: type[AnyMessage] = AnyMessage, times: int | None = None
-) -> Injection:
+def inject(ref: Ref[Any], fault: Fault, *, kind: type[AnyMessage] = AnyMessage, times: int | None = None) -> Injection:
     """Let something go wrong in an actor.
 
     Of several faults in one actor the first that fits a message strikes it.

@@ -24,11 +24,13 @@ import anyio
 
 from aexec.actor.absent import open_cores
 
-__all__ = ("LeakCheck", "Leaked")
+__all__ = ("LeakCheck", "Leaked", "belongings", "tasks")
 
 PAUSE = 0.01  # seconds between two looks
 # Threads of other people's pools, which live as long as their loop, or as the process.
 POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_", "tqdm", "TMonitor")
+RUNNER = " TestRunner."  # tasks of anyio's, in which its plugin runs tests and fixtures
+TIMER = "aexec timer"  # a deadline of an open system, which is looked at itself
 
 _PROC = Path("/proc/self")
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory is, not a place for files of ours
@@ -115,9 +117,11 @@ def tasks() -> dict[object, str]:
     if trio is not None and trio.lowlevel.in_trio_task():
         here = trio.lowlevel.current_task()
         found = _trio_tasks(trio.lowlevel.current_root_task())
-        return {id(task): f"task {task.name}" for task in found if task is not here}
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    return {id(task): f"task {task.get_name()}: {task.get_coro()!r}" for task in others}
+        return {id(task): f"task {task.name}" for task in found if task is not here and task.name != TIMER}
+    others = {task: f"task {task.get_name()}: {task.get_coro()!r}" for task in asyncio.all_tasks()}
+    return {
+        id(task): line for task, line in others.items() if task is not asyncio.current_task() and RUNNER not in line
+    }
 
 
 def _trio_tasks(root: Any) -> Iterator[Any]:
@@ -146,22 +150,31 @@ def _threads() -> dict[object, str]:
 
 
 def _children() -> dict[object, str]:
-    pids = [pid for task in _PROC.glob("task/*/children") for pid in task.read_text(encoding="utf-8").split()]
+    pids = [pid for task in _PROC.glob("task/*/children") for pid in _read(task).split()]
     return {("process", pid): f"process {pid}: {_command(pid)}" for pid in pids}
 
 
 def _command(pid: str) -> str:
+    text = _read(Path("/proc", pid, "cmdline")).replace("\0", " ")
+    return text[:120].strip() or "it has ended, and nobody has waited for it"
+
+
+def _read(path: Path) -> str:
+    """The beginning of a file of the kernel's, which is there at once: a loop may do it."""
     try:
-        text = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return "ended"
-    return text[:120].strip() or "a zombie: it has ended, and nobody has waited for it"
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""  # a thread or process that has just ended
+    try:
+        return os.read(descriptor, 65536).decode(errors="replace")
+    finally:
+        os.close(descriptor)
 
 
 def _descriptors() -> dict[object, str]:
     folder = _PROC / "fd"
     found: dict[object, str] = {}
-    for name in os.listdir(folder) if folder.exists() else ():  # noqa: PTH208 - names are all that is needed
+    for name in os.listdir(folder) if folder.exists() else ():  # noqa: PTH208 - as is written in _read
         try:
             target = str((folder / name).readlink())
         except FileNotFoundError:

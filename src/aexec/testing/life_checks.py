@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
-from pathlib import Path
 from typing import Any
 
 from aexec.errors import AexecError, CallTimeout, ConfigError, ExecutorClosed, RemoteError, WorkerDied
@@ -13,6 +11,7 @@ from aexec.executor.base import Executor
 from aexec.messages.lifecycle import SlowCall
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.testing.expect import PATIENCE, SOON, MakeExecutor, equal, eventually, holds, raising, within
+from aexec.testing.leaks import belongings
 from aexec.testing.workers import ProbeError, ProbeWorker, StepProbeWorker
 
 __all__ = ("LIFE_CHECKS",)
@@ -196,22 +195,16 @@ def _handlers() -> list[Any]:
     return [signal.getsignal(number) for number in signal.valid_signals()]
 
 
-async def _belongings() -> set[str]:
-    """Threads, but for those that asyncio keeps for ``to_thread``, and child processes where they can be seen."""
-    threads = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
-    return threads | await asyncio.to_thread(_children)
+async def _belongings() -> dict[object, str]:
+    """On a thread, as looking at processes reads files."""
+    return await asyncio.to_thread(belongings)
 
 
-def _children() -> set[str]:
-    lists = (task.read_text().split() for task in Path("/proc/self/task").glob("*/children"))
-    return {f"process {pid}" for pids in lists for pid in pids}
-
-
-async def _nothing_is_left(before: set[str]) -> None:
+async def _nothing_is_left(before: dict[object, str]) -> None:
     async def is_gone() -> bool:
-        return not await _belongings() - before
+        return not (await _belongings()).keys() - before.keys()
 
-    await eventually(is_gone, "no thread and no process is left behind")
+    await eventually(is_gone, "no thread, process, descriptor or shared memory is left behind")
 
 
 LIFE_CHECKS = (

@@ -94,9 +94,8 @@ class _ProbeActor(Actor):
     def take(self, message: AnyMessage) -> Deferred[Any] | None:
         """Any message."""
         reply = self.context.defer()
-        received = Received(message, self.context.sender, self.context.now())
-        if reply.is_awaited:
-            received._reply, received._answer = reply, "not answered yet"  # noqa: SLF001 - it is made here
+        owed = (reply, "not answered yet") if reply.is_awaited else (None, "told")
+        received = Received(message, self.context.sender, self.context.now(), False, *owed)
         self.received.append(received)
         while self.waiting:
             waiting = self.waiting.popleft()
