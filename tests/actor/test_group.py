@@ -387,6 +387,7 @@ async def test_the_bound_holds_for_a_group(group):
     await group.tell_all(WhoAmI())
     with pytest.raises(MailboxFull):
         group[0].tell_nowait(WhoAmI())
+    await group.stop(timeout=0.01)  # its handlers would wait for the whole time to stop
 
 
 async def test_a_group_ends_together(group):
