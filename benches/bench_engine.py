@@ -32,8 +32,8 @@ import torch
 import transformers
 
 from aexec import AsyncLLM, SamplingParams
-from aexec.model.hooks import silent
-from aexec.model.sources import resolve_model
+from aexec.model.sources.resolve import resolve_model
+from aexec.model.transformer.hooks import silent
 
 T = TypeVar("T")
 GOALS = {1: 1.0, 8: 1.1}  # least median ratio, by batch size

@@ -19,8 +19,8 @@ from aexec.executor.handle import start_executor
 from aexec.executor.open import Opening
 from aexec.executor.select import select_backend
 from aexec.executor.uniproc import UniprocGroup
-from aexec.model.dummy_settings import DummySettings, is_dummy
-from aexec.model.sources import resolve_model
+from aexec.model.dummy.settings import DummySettings, is_dummy
+from aexec.model.sources.resolve import resolve_model
 from aexec.worker.context import Progress
 from aexec.worker.names import load
 

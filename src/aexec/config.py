@@ -118,7 +118,7 @@ class ModelConfig:
 
     Attributes:
         model: ``smollm2``, ``dummy`` (with settings as ``dummy:vocab_size=64``; see
-            ``model.dummy_settings``), a directory in Hugging Face's layout, or a GGUF file.
+            ``model.dummy.settings``), a directory in Hugging Face's layout, or a GGUF file.
         dtype: ``auto`` takes the checkpoint's on CUDA and float32 on a CPU.
         device: ``auto`` takes CUDA where there is one.
         max_model_len: Tokens of prompt and output together; None takes the model's own limit.

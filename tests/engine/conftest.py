@@ -15,7 +15,7 @@ from aexec.engine.llm import AsyncLLM
 from aexec.messages.batch import ModelRunnerOutput
 from aexec.messages.lifecycle import HealthReport, RankHealth
 from aexec.messages.step import ExecuteModel, ForwardLaunched, StepResult
-from aexec.model.dummy import DummyRunner
+from aexec.model.dummy.runner import DummyRunner
 
 
 class FakeExecutor:

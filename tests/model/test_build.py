@@ -10,8 +10,8 @@ import pytest
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import ConfigError, MissingExtra
 from aexec.model.build import build_runner
-from aexec.model.dummy import DummyRunner
-from aexec.model.torch_runner import TorchRunner
+from aexec.model.dummy.runner import DummyRunner
+from aexec.model.transformer.runner import TorchRunner
 
 WITHOUT_TORCH = """
 import sys

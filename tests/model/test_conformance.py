@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aexec.model.hooks import model_class_name, silent
-from aexec.model.loader import SUPPORTED
+from aexec.model.transformer.hooks import model_class_name, silent
+from aexec.model.transformer.loader import SUPPORTED
 from aexec.testing.tiny_models import TINY_ARCHITECTURES
 
 NUM_NEW = 12

@@ -15,7 +15,7 @@ import pytest
 
 from aexec import AsyncLLM, SamplingParams
 from aexec.engine.hub_text import load_tokenizer
-from aexec.model.sources import resolve_model
+from aexec.model.sources.resolve import resolve_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import ConfigError, MissingExtra
 from aexec.model.base import LoadProgress, ModelRunner
-from aexec.model.dummy_settings import is_dummy
+from aexec.model.dummy.settings import is_dummy
 
 __all__ = ("build_runner",)
 
@@ -39,7 +39,7 @@ def build_runner(
         ConfigError: The layout is not possible.
     """
     if is_dummy(model_config.model):
-        from aexec.model.dummy import DummyRunner
+        from aexec.model.dummy.runner import DummyRunner
 
         return DummyRunner(model_config, cache_config)
     if (tp_rank, tp_size) != (0, 1):
@@ -47,8 +47,8 @@ def build_runner(
     try:
         import torch
 
-        from aexec.model.hooks import Stage
-        from aexec.model.torch_runner import TorchRunner
+        from aexec.model.transformer.hooks import Stage
+        from aexec.model.transformer.runner import TorchRunner
     except ModuleNotFoundError as error:
         raise MissingExtra("the torch model runner", "models", error.name or "") from error
     if device == "auto":

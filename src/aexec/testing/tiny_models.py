@@ -61,7 +61,7 @@ def save_tiny_model(name: str, directory: Path, *, seed: int = 0, **changes: Any
     import torch
     import transformers
 
-    from aexec.model.hooks import silent
+    from aexec.model.transformer.hooks import silent
 
     class_name, settings = TINY_ARCHITECTURES[name]
     config = getattr(transformers, class_name)(**{**settings, **changes})
