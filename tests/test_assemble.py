@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from aexec import ExecutorConfig, ParallelConfig, open_executor
@@ -60,7 +62,10 @@ async def test_a_wrong_name_says_what_is_there(backend, said):
         await open_executor(ExecutorConfig(backend=backend))
 
 
-async def test_several_ranks_are_not_there_yet():
-    """The layout alone leads to a backend that is to come."""
-    with pytest.raises(ConfigError, match="backend 'mp'"):
-        await open_executor(ExecutorConfig(parallel=ParallelConfig(2)))
+async def test_several_ranks_have_a_process_each():
+    """SEL-03: the layout alone leads there, and so does the name for a single rank (G42)."""
+    own = os.getpid()
+    async with open_executor(ExecutorConfig(worker_cls=ProbeWorker, parallel=ParallelConfig(2))) as executor:
+        assert len({own, *(info.pid for info in executor.ranks)}) == 3
+    async with open_executor(ExecutorConfig(backend="mp", worker_cls=ProbeWorker)) as executor:
+        assert executor.ranks[0].pid != own

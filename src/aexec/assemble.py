@@ -16,6 +16,7 @@ from aexec.errors import ConfigError
 from aexec.executor.base import Executor
 from aexec.executor.group import WorkerGroup
 from aexec.executor.handle import start_executor
+from aexec.executor.multiproc import MultiprocGroup
 from aexec.executor.open import Opening
 from aexec.executor.select import select_backend
 from aexec.executor.uniproc import UniprocGroup
@@ -27,7 +28,7 @@ from aexec.worker.names import load
 __all__ = ("BACKENDS", "LLM", "AsyncLLM", "open_executor")
 
 #: By the name that ``ExecutorConfig.backend`` gives.
-BACKENDS: dict[str, type[WorkerGroup]] = {UniprocGroup.backend: UniprocGroup}
+BACKENDS: dict[str, type[WorkerGroup]] = {group.backend: group for group in (UniprocGroup, MultiprocGroup)}
 
 
 def open_executor(config: ExecutorConfig, *, progress: Progress | None = None) -> Opening:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,12 @@ def _at_least(owner: object, low: float, *names: str) -> None:
             raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}: expected at least {low:g}")
 
 
+def _one_of(owner: object, name: str, *choices: str) -> None:
+    value = getattr(owner, name)
+    if value not in choices:
+        raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}: expected one of {', '.join(choices)}")
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
     """How a model is spread; ranks are laid out DP x PP x TP, TP fastest.
@@ -27,15 +33,23 @@ class ParallelConfig:
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Stages, each with its own layers.
         data_parallel_size: Whole replicas.
+        pipeline_partition: Layers of each stage; None balances them.
     """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    pipeline_partition: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes below one."""
+        """Refuse sizes below one, and a partition of another number of stages."""
         _at_least(self, 1, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        partition = self.pipeline_partition
+        if partition is not None and (len(partition) != self.pipeline_parallel_size or min(partition) < 1):
+            raise ConfigError(
+                f"ParallelConfig.pipeline_partition is {partition}: expected {self.pipeline_parallel_size} numbers "
+                "of layers, one for each stage"
+            )
 
     @property
     def world_size(self) -> int:
@@ -78,14 +92,36 @@ class ExecutorConfig:
         parallel: The layout.
         worker_cls: Any class, or ``pkg.mod:Class``.
         worker_init: Callables, or ``pkg.mod:function``, run in each worker before all else.
+        worker_extension: Classes, or ``pkg.mod:Class``, whose methods the worker class gets
+            besides its own; see ``aexec.worker.extend``.
         worker_kwargs: Passed to the worker class.
         env: Set in each worker before it imports anything; refused by ``uni``, which
             shares this process.
-        start_timeout: Seconds until all workers are ready.
+        env_allow: Patterns of variables that workers inherit, all by default; those that no
+            interpreter can do without are inherited in any case.
+        env_deny: Patterns of variables that they do not inherit, stronger than ``env_allow``.
+        start_method: How backend ``mp`` makes processes: ``forkserver`` imports once, in a
+            process of its own, and forks that; ``spawn`` starts fresh interpreters. The
+            driver itself is never forked.
+        preload: Modules that the fork server imports before it forks; None: what the worker
+            class that ships needs. They must start no threads and touch no device.
+        worker_output: Where lines go that workers print: ``stderr`` (with the rank in front),
+            ``log``, or ``none``. Errors quote the last ones in any case.
+        spin: Seconds that a worker process polls for its next message before it sleeps; None:
+            100 microseconds if there is a CPU to spare, else none.
+        start_timeout: Seconds that a start may go without any progress of any rank.
         rpc_timeout: Default limit of ``collective_rpc``, seconds; None: no limit.
         step_timeout: Limit of a step, seconds; None: no limit.
+        on_timeout: What a call past its limit means that had started: ``"fail_call"``, the
+            end of this call alone; ``"fail_executor"``, a failure of the group, to which
+            ``on_failure`` applies.
+        max_concurrent_steps: Steps in flight; more of them wait their turn. None: 8, or the
+            stages of the pipeline and one.
+        distributed_timeout: Seconds that a rank waits for another one, in a collective or for hidden states.
         slow_call: Seconds after which a pending call is reported as ``SlowCall``.
         close_grace: Seconds that ``close`` gives running work before it gets rough.
+        term_grace: Seconds after that from ``SIGTERM`` to ``SIGKILL``.
+        kill_grace: Seconds that a killed process may take to be gone.
         on_failure: ``"fail"``, or :class:`Restart`.
     """
 
@@ -93,21 +129,46 @@ class ExecutorConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     worker_cls: str | type[Any] = "aexec.worker.model_worker:ModelWorker"
     worker_init: tuple[Any, ...] | list[Any] = ()
+    worker_extension: Sequence[str | type[Any]] = ()
     worker_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env_allow: Sequence[str] = ("*",)
+    env_deny: Sequence[str] = ()
+    start_method: Literal["forkserver", "spawn"] = "forkserver"
+    preload: Sequence[str] | None = None
+    worker_output: Literal["stderr", "log", "none"] = "stderr"
+    spin: float | None = None
     start_timeout: float = 600.0
     rpc_timeout: float | None = None
     step_timeout: float | None = 300.0
+    on_timeout: Literal["fail_call", "fail_executor"] = "fail_call"
+    max_concurrent_steps: int | None = None
+    distributed_timeout: float = 300.0
     slow_call: float = 10.0
     close_grace: float = 5.0
+    term_grace: float = 2.0
+    kill_grace: float = 2.0
     on_failure: Literal["fail"] | Restart = "fail"
 
     def __post_init__(self) -> None:
         """Refuse limits that are not positive numbers."""
-        for name in ("start_timeout", "rpc_timeout", "step_timeout", "slow_call", "close_grace"):
+        for name in (
+            "start_timeout", "rpc_timeout", "step_timeout", "distributed_timeout", "slow_call", "close_grace",
+            "term_grace", "kill_grace",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"ExecutorConfig.{name} is {value!r}: expected a positive number of seconds")
+        _at_least(self, 0, "spin")
+        _at_least(self, 1, "max_concurrent_steps")
+        _one_of(self, "on_timeout", "fail_call", "fail_executor")
+        if isinstance(self.worker_extension, str | type):
+            raise ConfigError(
+                f"ExecutorConfig.worker_extension is {self.worker_extension!r}: expected a list of classes or of "
+                "'package.module:Class'"
+            )
+        _one_of(self, "start_method", "forkserver", "spawn")
+        _one_of(self, "worker_output", "stderr", "log", "none")
         if self.on_failure != "fail" and not isinstance(self.on_failure, Restart):
             raise ConfigError(f'ExecutorConfig.on_failure is {self.on_failure!r}: expected "fail" or Restart(...)')
 

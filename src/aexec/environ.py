@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from aexec.errors import ConfigError
 
-__all__ = ("CACHE_DIR", "LOG_FORMAT", "LOG_LEVEL", "VARIABLES", "Variable")
+__all__ = ("CACHE_DIR", "LOG_FORMAT", "LOG_LEVEL", "VARIABLES", "Variable", "inherited")
 
 T = TypeVar("T")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -36,6 +36,10 @@ class Variable(Generic[T]):
     parse: Callable[[str], T]
     default: str
     prose: str
+
+    def is_set(self, environment: Mapping[str, str] | None = None) -> bool:
+        """True if the environment says something; False: the default holds."""
+        return bool((os.environ if environment is None else environment).get(self.name))
 
     def read(self, environment: Mapping[str, str] | None = None) -> T:
         """Return the value now.
@@ -65,6 +69,11 @@ def _one_of(*choices: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+def inherited() -> dict[str, str]:
+    """The environment as it is now, for processes that are to have it too."""
+    return dict(os.environ)
 
 
 _USER_CACHE = "$XDG_CACHE_HOME/aexec"

@@ -79,7 +79,8 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pyte
         ([*GENERATE[:-1], "0", "--prompt", "x"], 2, "max_tokens is 0: expected an integer of at least 1"),
         ([*GENERATE, "--prompt", "x", "--temperature", "nan"], 2, "temperature is nan"),
         ([*GENERATE, "--prompt", "x", "--executor", "warp"], 2, "'warp'"),
-        ([*GENERATE, "--prompt", "x", "-tp", "2"], 2, "2"),
+        ([*GENERATE, "--prompt", "x", "-tp", "0"], 2, "tensor_parallel_size is 0"),
+        ([*GENERATE, "--prompt", "x", "--executor", "uni", "-tp", "2"], 2, "asks for 2"),
         (["generate", "--model", "no/such/model", "--prompt", "x"], 2, "no/such/model"),
     ],
 )

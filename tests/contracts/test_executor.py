@@ -68,10 +68,33 @@ def make_pickle(worker_cls, **settings):
     return open_executor(ExecutorConfig(backend=PickleGroup, worker_cls=worker_cls, parallel=layout, **settings))
 
 
+def make_mp(worker_cls, **settings):
+    layout = ParallelConfig(tensor_parallel_size=2)
+    return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
+
+
+def make_mp_pipeline(worker_cls, **settings):
+    layout = ParallelConfig(pipeline_parallel_size=3)
+    settings = {"start_method": "spawn"} | settings
+    return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
+
+
 @each_promise
 async def test_uni_keeps_its_promises(check):
     """The executor in this process passes the contract that all executors share."""
     await check(make_uni)
+
+
+@each_promise
+async def test_mp_keeps_its_promises(check):
+    """Two ranks that are forked, each in a process of its own, pass the same contract."""
+    await check(make_mp)
+
+
+@each_promise
+async def test_mp_in_stages_keeps_its_promises(check):
+    """And so do three stages in fresh interpreters."""
+    await check(make_mp_pipeline)
 
 
 @each_promise

@@ -130,7 +130,7 @@ async def test_a_fault_of_the_scheduler_ends_the_streams_and_hangs_none(engine, 
         executor.hold()
         reader = asyncio.create_task(llm.complete("a", GREEDY))
         await executor.held.wait()
-        monkeypatch.setattr(llm._frontend.driver._cell.actor._scheduler, "schedule", lambda: 1 // 0)
+        monkeypatch.setattr(llm._frontend.driver._cell.actor._scheduler, "schedule", lambda **_: 1 // 0)
         executor.release()
         with pytest.raises(ZeroDivisionError):
             await reader

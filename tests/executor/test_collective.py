@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aexec.errors import ActorStopped, AexecError, MailboxFull, ProtocolError, RemoteError
+from aexec.errors import ActorStopped, AexecError, MailboxFull, PeerLost, ProtocolError, RemoteError
 from aexec.executor import collective
-from aexec.executor.collective import Call, CallBook, Lane
+from aexec.executor.collective import CAUSE_WINDOW, PEER_WINDOW, Call, CallBook, Lane
 
 
 class Outcome:
@@ -61,28 +61,80 @@ def test_a_call_ends_with_all_answers_in_rank_order(book):
     """In whatever order they came."""
     call = make(1)
     assert book.accept(call) == [call]
-    book.answer(1, 1, "b")
+    book.answer(1, 1, "b", now=0.0)
     assert not call.outcome.ends
-    book.answer(1, 0, "a")
+    book.answer(1, 0, "a", now=0.0)
     assert call.outcome.end == ["a", "b"]
     assert not book.open
 
 
-def test_the_first_error_ends_the_call_at_once(book):
+def fail_what_is_due(book, now):
+    for call in book.failing(now):
+        call.fail_for_cause(now)
+
+
+def test_the_first_error_ends_the_call_soon(book):
     """G06: rank 1's error is seen although rank 0 never answers."""
     call = make(1)
     book.accept(call)
     error = ProtocolError("broken")
     book.error(1, 1, error, now=0.5)
+    assert book.next_wake() == 0.5 + CAUSE_WINDOW
+    fail_what_is_due(book, 0.5)
+    assert not call.outcome.ends
+    fail_what_is_due(book, 0.6)
     assert call.outcome.end is error
-    assert error.__notes__ == ["rank 0: no answer after 0.5 s"]
+    assert error.__notes__ == ["rank 0: no answer after 0.6 s"]
+
+
+def test_errors_that_follow_are_notes_of_the_first():
+    """G32: the root cause is the earliest; what it brings about elsewhere is told below it."""
+    book = CallBook(3)
+    call = make(1, ranks=(0, 1, 2))
+    book.accept(call)
+    cause = ProtocolError("bad config")
+    book.error(1, 2, cause, now=0.5)
+    book.error(1, 0, ProtocolError("connection reset\nby peer"), now=0.51)
+    fail_what_is_due(book, 0.6)
+    assert call.outcome.end is cause
+    assert cause.__notes__ == [
+        "rank 0: raised as well: ProtocolError: connection reset",
+        "rank 1: no answer after 0.6 s",
+    ]
+
+
+def test_a_call_that_all_ranks_have_failed_waits_for_nobody(book):
+    """No window where nobody is missing."""
+    call = make(1)
+    book.accept(call)
+    cause = ProtocolError("bad config")
+    book.error(1, 1, cause, now=0.5)
+    book.error(1, 0, ProtocolError("follows"), now=0.51)
+    assert call.outcome.end is cause
+
+
+def test_a_lost_peer_is_the_cause_only_if_nothing_else_is_heard(book):
+    """The peer's own error comes later and says more; a longer window is left for it."""
+    call = make(1)
+    book.accept(call)
+    book.error(1, 0, PeerLost(0, 1, "receive the hidden states", "connection reset"), now=0.5)
+    fail_what_is_due(book, 0.5 + CAUSE_WINDOW)
+    assert not call.outcome.ends
+    cause = ProtocolError("bad config")
+    book.error(1, 1, cause, now=0.7)
+    assert call.outcome.end is cause
+    alone = make(2)
+    book.accept(alone)
+    book.error(2, 0, PeerLost(0, 1, "receive the hidden states"), now=1.0)
+    fail_what_is_due(book, 1.0 + PEER_WINDOW)
+    assert isinstance(alone.outcome.end, PeerLost)
 
 
 def test_the_notes_of_an_error_tell_who_had_answered(book):
     """The states of the others are part of the evidence."""
     call = make(1)
     book.accept(call)
-    book.answer(1, 0, "a")
+    book.answer(1, 0, "a", now=0.0)
     error = ProtocolError("broken")
     book.error(1, 1, error, now=0.5)
     assert error.__notes__ == ["rank 0: answered"]
@@ -94,9 +146,9 @@ def test_a_late_answer_is_counted_and_dropped(book):
     book.accept(first)
     book.abandon(first)
     book.accept(second)
-    book.answer(1, 0, "late")
-    book.answer(1, 0, "later still")
-    book.answer(99, 0, "whose?")
+    book.answer(1, 0, "late", now=0.0)
+    book.answer(1, 0, "later still", now=0.0)
+    book.answer(99, 0, "whose?", now=0.0)
     assert book.late == 3
     assert not second.outcome.ends
 
@@ -112,8 +164,8 @@ def test_a_control_call_waits_for_the_one_before_it_on_its_ranks(book):
     first, second = make(1), make(2)
     book.accept(first)
     assert book.accept(second) == []
-    assert book.answer(1, 0, None) == []
-    assert book.answer(1, 1, None) == [second]
+    assert book.answer(1, 0, None, now=0.0) == []
+    assert book.answer(1, 1, None, now=0.0) == [second]
 
 
 def test_control_calls_on_different_ranks_do_not_wait_for_each_other(book):
@@ -129,8 +181,8 @@ def test_a_step_does_not_overtake_a_control_call_that_waits(book):
     book.accept(first)
     book.accept(waiting)
     assert book.accept(step) == []
-    book.answer(1, 0, None)
-    assert book.answer(1, 1, None) == [waiting, step]
+    book.answer(1, 0, None, now=0.0)
+    assert book.answer(1, 1, None, now=0.0) == [waiting, step]
 
 
 def test_an_async_call_passes_control_calls_and_no_step(book):
@@ -142,8 +194,8 @@ def test_an_async_call_passes_control_calls_and_no_step(book):
     assert book.accept(early) == [early]
     assert book.accept(step) == []
     assert book.accept(late) == []
-    book.answer(1, 0, None)
-    assert book.answer(1, 1, None) == [waiting, step, late]
+    book.answer(1, 0, None, now=0.0)
+    assert book.answer(1, 1, None, now=0.0) == [waiting, step, late]
 
 
 def test_a_liveness_call_waits_for_nothing(book):
@@ -161,7 +213,7 @@ def test_a_call_given_up_in_the_queue_is_never_sent(book):
     book.accept(given_up)
     book.accept(step)
     assert book.abandon(given_up) == [step]
-    assert book.answer(1, 0, None) == book.answer(1, 1, None) == []
+    assert book.answer(1, 0, None, now=0.0) == book.answer(1, 1, None, now=0.0) == []
     assert isinstance(given_up.outcome.end, ActorStopped)
 
 
@@ -172,8 +224,8 @@ def test_a_step_given_up_in_the_queue_is_sent_all_the_same(book):
         book.accept(call)
     assert book.abandon(step) == []
     assert isinstance(step.outcome.end, ActorStopped)
-    book.answer(1, 0, None)
-    assert book.answer(1, 1, None) == [waiting, step]
+    book.answer(1, 0, None, now=0.0)
+    assert book.answer(1, 1, None, now=0.0) == [waiting, step]
 
 
 def test_a_call_given_up_on_the_way_still_holds_its_ranks(book):
@@ -182,8 +234,8 @@ def test_a_call_given_up_on_the_way_still_holds_its_ranks(book):
     book.accept(first)
     book.abandon(first)
     assert book.accept(second) == []
-    book.answer(1, 0, None)
-    assert book.answer(1, 1, None) == [second]
+    book.answer(1, 0, None, now=0.0)
+    assert book.answer(1, 1, None, now=0.0) == [second]
 
 
 def test_deadlines_come_due_in_time(book):
@@ -207,7 +259,7 @@ def test_a_failure_ends_all_calls(book):
     call, queued, ping = make(1), make(2), make(3, Lane.LIVENESS)
     for each in (call, queued, ping):
         book.accept(each)
-    book.answer(3, 1, "pong")
+    book.answer(3, 1, "pong", now=0.0)
     book.fail_all(lambda call: ProtocolError(call.text))
     assert str(call.outcome.end) == "call_1 on ranks 0, 1"
     assert str(queued.outcome.end) == "call_2 on ranks 0, 1"
@@ -220,7 +272,7 @@ def test_a_rank_that_cannot_answer_a_liveness_call_counts_as_silent(book):
     ping = make(1, Lane.LIVENESS)
     book.accept(ping)
     book.error(1, 0, ProtocolError("no"), now=0.0)
-    book.answer(1, 1, "pong")
+    book.answer(1, 1, "pong", now=0.0)
     assert ping.outcome.end == ["pong"]
 
 
@@ -262,9 +314,9 @@ def test_whatever_happens_each_call_ends_once_and_order_holds(events):
         elif kind != "abandon" and open_parts:
             call, rank = open_parts[first % len(open_parts)]
             sent += (
-                book.answer(call.id, rank, rank)
+                book.answer(call.id, rank, rank, now=0.0)
                 if kind == "answer"
-                else book.error(call.id, rank, RemoteError(), now=0.0)
+                else book.error(call.id, rank, ProtocolError(), now=0.0)
             )
     assert all(len(call.outcome.ends) <= 1 for call in calls)
     for rank in range(3):
@@ -277,7 +329,7 @@ def test_whatever_happens_each_call_ends_once_and_order_holds(events):
             assert all(at < place for step, at in steps_by.items() if step < call.id)
     while book.open:
         call = next(call for call in book.open.values() if call.sent)
-        book.answer(call.id, min(call.missing), 0)
+        book.answer(call.id, min(call.missing), 0, now=0.0)
     assert book.queued == 0
     assert all(len(call.outcome.ends) <= 1 for call in calls)
     assert all(call.outcome.ends for call in calls)

@@ -202,12 +202,12 @@ async def test_a_backend_that_breaks_during_a_restart_is_final(backend):
 
 async def test_a_backend_that_does_not_stop_is_left(backend, monkeypatch):
     """Promise 8: close keeps its budget."""
-    monkeypatch.setattr(generation, "FORCE", 0.05)
+    monkeypatch.setattr(generation, "_SLACK", 0.05)
 
     async def stop(self, grace):
         await anyio.sleep(30)
 
-    executor = await scripted(backend, close_grace=0.05)
+    executor = await scripted(backend, close_grace=0.05, term_grace=0.01, kill_grace=0.01)
     backend.stop = stop
     with anyio.fail_after(5):
         await executor.close()

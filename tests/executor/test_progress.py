@@ -4,13 +4,13 @@ from aexec.executor.progress import StartProgress
 
 
 def test_progress_is_the_sum_over_all_ranks():
-    """Each rank reports for itself."""
+    """Each rank reports for itself, and it is not done while a rank has yet to begin."""
     told = []
     progress = StartProgress(lambda *report: told.append(report), world_size=2)
     progress.report(0, "weights", 5, 10)
     progress.report(1, "weights", 1, 10)
     progress.report(0, "weights", 10, 10)
-    assert told == [("weights", 5, 10), ("weights", 6, 20), ("weights", 11, 20)]
+    assert told == [("weights", 5, 20), ("weights", 6, 20), ("weights", 11, 20)]
 
 
 def test_a_phase_counts_the_ranks_that_are_through():

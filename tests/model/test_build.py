@@ -52,12 +52,24 @@ def test_the_device_is_the_workers_then_the_users_then_what_there_is(monkeypatch
     assert "on cpu" in repr(build_runner(model, CacheConfig(), device="cpu"))
 
 
-def test_tensor_parallel_ranks_are_refused() -> None:
-    """Layers are not split yet; the setting is named."""
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 2: expected 1"):
-        build_runner(ModelConfig(model="x"), CacheConfig(), tp_rank=1, tp_size=2)
+def test_a_rank_that_shares_layers_has_to_be_told_with_whom(tiny_model) -> None:
+    """Without a process group it loads nothing: its part alone would answer, and wrongly."""
+    runner = build_runner(ModelConfig(model=str(tiny_model("llama"))), CacheConfig(), tp_rank=1, tp_size=2)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2, .* call join\(\) before load_model\(\)"):
+        runner.load_model()
 
 
 def test_missing_extra_is_a_config_error() -> None:
     """The user mends it, as any other setting."""
     assert issubclass(MissingExtra, ConfigError)
+
+
+def test_each_rank_of_a_node_takes_its_own_cuda_device(monkeypatch) -> None:
+    """By its place on the node; a rank alone takes the current one, and a rank without one is refused (RNK-07)."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    model, cache = ModelConfig(model="x"), CacheConfig()
+    assert build_runner(model, cache, pp_rank=1, pp_size=2, local_rank=1).device == "cuda:1"
+    assert build_runner(model, cache, local_rank=1).device == "cuda"
+    with pytest.raises(ConfigError, match="rank 2 of this node has no CUDA device: 2 can be seen"):
+        build_runner(model, cache, pp_rank=2, pp_size=3, local_rank=2)

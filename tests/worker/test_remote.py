@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from aexec.errors import AexecError, RemoteError, UnknownMethod
-from aexec.worker.remote import caller_error, capture, rebuild, remote_error
+from aexec.errors import AexecError, ConfigError, RemoteError, UnknownMethod
+from aexec.worker.remote import RemoteFailure, caller_error, capture, departing, rebuild, remote_error
 
 
 class Odd(Exception):
@@ -136,3 +136,20 @@ def test_errors_of_aexec_pass_unchanged_with_their_rank():
     assert error is original
     assert error.__notes__ == ["raised by nope on rank 1"]
     assert isinstance(caller_error(ValueError(), rank=1, method="work"), AexecError)
+
+
+def test_errors_of_aexec_depart_as_they_are():
+    """With where they come from; others as data that always travels."""
+    own = departing(UnknownMethod("nope", "Worker", ()), rank=3, method="nope")
+    assert isinstance(own, UnknownMethod)
+    assert "raised by nope on rank 3" in own.__notes__
+    captured = departing(KeyError("k"), rank=3, method="get")
+    assert isinstance(captured, RemoteFailure)
+    assert (captured.rank, captured.method, captured.type_path) == (3, "get", "builtins:KeyError")
+
+
+def test_an_error_of_aexec_that_does_not_pickle_departs_as_data():
+    """Each call has an answer."""
+    error = ConfigError("bad")
+    error.lock = threading.Lock()
+    assert isinstance(departing(error, rank=0, method="load"), RemoteFailure)

@@ -53,6 +53,10 @@ class Gated:
         finally:
             self.log.append("hang ended")
 
+    def begin_to_hang(self):
+        self.log.append("taken")
+        return self.hang()
+
     def coroutine(self):
         return self.wait("from a plain method")
 
@@ -199,13 +203,14 @@ async def test_the_liveness_lane_answers_while_the_thread_is_held(hosted):
     """Phase, step, queue and stack."""
     await hosted.ref.ask(ExecuteModel(7))
     queued = await hosted.call("note", 1)
-    hanging = await hosted.call(lambda worker: worker.hang())
+    hanging = await hosted.call(lambda worker: worker.begin_to_hang())
     await hosted.reaches(("execute", 7))
     pong = await hosted.ref.ask(Ping())
     assert (pong.phase, pong.step, pong.queued) == ("execute_model", 7, 2)
     assert "in execute_model" in await hosted.ref.ask(Dump())
     hosted.worker.gate.set()
     await queued
+    await hosted.reaches("taken")
     pong = await hosted.ref.ask(Ping())
     assert (pong.step, pong.queued) == (7, 0)
     hanging.cancel()

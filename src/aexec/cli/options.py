@@ -22,7 +22,8 @@ class EngineOptions:
 
     Attributes:
         model: smollm2, dummy (needs no torch), a directory in Hugging Face's layout, or a GGUF file.
-        executor: How workers come to exist; uni is one worker in this process.
+        executor: How workers come to exist: uni, one worker in this process; mp, a process for each rank; or
+            package.module:Class. By default uni for one rank and mp for several.
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Stages of layers.
         dtype: Of weights and cache; auto is float32 on a CPU, the checkpoint's own on CUDA.
@@ -33,7 +34,7 @@ class EngineOptions:
     """
 
     model: str
-    executor: str = "uni"
+    executor: str | None = None
     tensor_parallel_size: Annotated[int, Parameter(name=("--tensor-parallel-size", "-tp"))] = 1
     pipeline_parallel_size: Annotated[int, Parameter(name=("--pipeline-parallel-size", "-pp"))] = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -7,10 +7,21 @@ from typing import Any
 from aexec.engine.scheduler import SchedulerStatistics
 from aexec.engine.stream import TokenStream
 from aexec.messages.base import Message
+from aexec.messages.operations import PauseMode
 from aexec.messages.request import SamplingParams
 from aexec.messages.step import ForwardLaunched, StepId, StepResult
 
-__all__ = ("Abort", "Generate", "GetStatistics", "RunStep", "StepEnded", "StepFailed", "StepLaunched")
+__all__ = (
+    "Abort",
+    "Generate",
+    "GetStatistics",
+    "Hold",
+    "Release",
+    "RunStep",
+    "StepEnded",
+    "StepFailed",
+    "StepLaunched",
+)
 
 
 class Generate(Message[None], frozen=True, kw_only=True):
@@ -43,6 +54,31 @@ class Abort(Message[bool], frozen=True, kw_only=True):
 
 class GetStatistics(Message[SchedulerStatistics], frozen=True):
     """How many requests, blocks and steps are there?"""
+
+
+class Hold(Message[None], frozen=True, kw_only=True):
+    """Launch no step until :class:`Release`; answered when none is in flight.
+
+    Attributes:
+        reason: Whose hold it is; each is released by itself.
+        mode: ``keep``: requests wait where they are. ``finish``: those that run go on to their
+            end, and those that wait, wait. ``abort``: all end with the finish reason ``abort``.
+    """
+
+    reason: str
+    mode: PauseMode = "keep"
+
+
+class Release(Message[None], frozen=True, kw_only=True):
+    """End a hold; steps are launched again once there is none.
+
+    Attributes:
+        reason: Whose.
+        recompute: The KV cache is void: running requests compute their tokens again.
+    """
+
+    reason: str
+    recompute: bool = False
 
 
 class RunStep(Message[None], frozen=True):

@@ -14,9 +14,19 @@ import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aexec.actor import Actor, Exit, handles
+from aexec.actor import Actor, Deferred, Exit, handles
 from aexec.engine.admission import RequestLimits, make_request
-from aexec.engine.calls import Abort, Generate, GetStatistics, RunStep, StepEnded, StepFailed, StepLaunched
+from aexec.engine.calls import (
+    Abort,
+    Generate,
+    GetStatistics,
+    Hold,
+    Release,
+    RunStep,
+    StepEnded,
+    StepFailed,
+    StepLaunched,
+)
 from aexec.engine.request import Request, RequestStatus
 from aexec.engine.scheduler import RequestUpdate, Scheduler, SchedulerStatistics
 from aexec.engine.stream import TokenStream
@@ -24,6 +34,7 @@ from aexec.engine.text import RequestText, TextDelta, Tokenizer
 from aexec.errors import AexecError, InvalidRequest, ProtocolError, RequestAborted, RequestFailed, StepStateError
 from aexec.executor.base import Executor
 from aexec.messages.batch import ModelRunnerOutput, SchedulerOutput
+from aexec.messages.operations import PauseMode
 from aexec.messages.request import TokenLogprobs
 from aexec.messages.step import ExecuteModel, StepId, StepResult
 
@@ -80,6 +91,8 @@ class EngineDriver(Actor):
         self._step = StepId(last_step)
         self._batch: SchedulerOutput | None = None  # in flight
         self._is_woken = False
+        self._holds: dict[str, PauseMode] = {}  # by reason
+        self._holders: list[Deferred[None]] = []  # told when no step is in flight
 
     async def on_stop(self, reason: Exit) -> None:
         """End all streams: nobody will fill them any longer."""
@@ -128,6 +141,39 @@ class EngineDriver(Actor):
         del message
         return self._scheduler.statistics()
 
+    # ------------------------------------------------------------ holds
+
+    @handles(Hold)
+    def hold(self, message: Hold) -> Deferred[None]:
+        """Launch no step; answered when none is in flight."""
+        self._holds[message.reason] = message.mode
+        if message.mode == "abort":
+            for request_id in list(self._live):
+                self.abort(Abort(request_id=request_id))
+        reply: Deferred[None] = self.context.defer(message)
+        self._holders.append(reply)
+        self._answer_holders()
+        return reply
+
+    @handles(Release)
+    def release(self, message: Release) -> None:
+        """Launch steps again, if nothing else holds them."""
+        self._holds.pop(message.reason, None)
+        if message.recompute:
+            self._scheduler.preempt_all()
+        self._wake()
+
+    @property
+    def _is_held(self) -> bool:
+        """True when nothing is to be launched: under ``finish`` only once nothing runs any longer."""
+        return any(mode != "finish" or not self._scheduler.is_running for mode in self._holds.values())
+
+    def _answer_holders(self) -> None:
+        if self._batch is None and (self._is_held or not self._holds):
+            holders, self._holders = self._holders, []
+            for reply in holders:
+                reply.resolve(None)
+
     # ------------------------------------------------------------ the step loop
 
     @handles(RunStep)
@@ -158,6 +204,7 @@ class EngineDriver(Actor):
             deltas = self._take(batch, message.output)
         except Exception as error:  # noqa: BLE001  # whatever it is, no stream may hang
             self._fail_all(error)
+            self._answer_holders()
             return
         self._launch()
         for delta in deltas:
@@ -170,6 +217,7 @@ class EngineDriver(Actor):
         if batch is not None:
             self._scheduler.lose(batch)
         self._fail_all(message.error)
+        self._answer_holders()
 
     def _wake(self) -> None:
         """Run a step soon: after the requests that are in the mailbox by now, so that they share it."""
@@ -178,10 +226,11 @@ class EngineDriver(Actor):
             self.context.after(0.0, RunStep())
 
     def _launch(self) -> None:
-        if not self._scheduler.has_work:
+        if self._is_held or not self._scheduler.has_work:
+            self._answer_holders()
             return
         try:
-            self._batch = batch = self._scheduler.schedule()
+            self._batch = batch = self._scheduler.schedule(admits=not self._holds)
         except Exception as error:  # noqa: BLE001  # a fault of ours; no stream may hang for it
             self._fail_all(error)
             return
@@ -259,7 +308,9 @@ class EngineDriver(Actor):
 
     def __repr__(self) -> str:
         """As in ``<EngineDriver: step 12 in flight, <Scheduler: 3 running, ...>>``."""
-        state = "idle" if self._batch is None else "in flight"
+        state = (
+            "in flight" if self._batch is not None else f"held by {', '.join(self._holds)}" if self._holds else "idle"
+        )
         return f"<EngineDriver: step {self._step} {state}, {self._scheduler!r}>"
 
 

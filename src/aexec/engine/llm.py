@@ -23,6 +23,7 @@ from aexec.engine.assembly import Assembly, ModelText, Progress
 from aexec.engine.completion import Completion, collect
 from aexec.engine.frontend import Frontend, start_driver
 from aexec.engine.generation import Generation
+from aexec.engine.operations import EngineOperations
 from aexec.engine.scheduler import SchedulerStatistics
 from aexec.engine.text import Tokenizer
 from aexec.errors import ConfigError, ExecutorClosed, InvalidRequest
@@ -35,7 +36,7 @@ __all__ = ("AsyncLLM",)
 Prompt = str | Sequence[int]
 
 
-class AsyncLLM:
+class AsyncLLM(EngineOperations):
     """A model, its executor, and the driver that runs requests on them.
 
     ``async with AsyncLLM("smollm2") as llm`` opens and closes it; so do ``open()`` and
@@ -43,7 +44,7 @@ class AsyncLLM:
 
     Args:
         model: ``smollm2``, ``dummy``, a directory in Hugging Face's layout, or a GGUF file.
-        executor: A backend's name, an ``ExecutorConfig`` (which then holds the layout and
+        executor: A backend's name (None: ``uni`` for one rank, ``mp`` for several), an ``ExecutorConfig`` (which then holds the layout and
             ``on_failure`` too), or an open executor, which stays yours to close.
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Stages.
@@ -72,7 +73,7 @@ class AsyncLLM:
         self,
         model: str,
         *,
-        executor: str | ExecutorConfig | Executor | type[Any] | None = "uni",
+        executor: str | ExecutorConfig | Executor | type[Any] | None = None,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",

@@ -112,6 +112,16 @@ class Scheduler:
             self._retire(request, status)
         return request
 
+    def preempt_all(self) -> None:
+        """Take all blocks back: the KV is void, and each request computes its tokens again."""
+        for request in reversed(list(self._running.values())):
+            self._preempt(request)
+
+    @property
+    def is_running(self) -> bool:
+        """True while a request holds blocks."""
+        return bool(self._running)
+
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs."""
@@ -119,11 +129,15 @@ class Scheduler:
 
     # ------------------------------------------------------------ a step
 
-    def schedule(self) -> SchedulerOutput:
-        """Decide the next batch; without tokens when nothing can run now."""
+    def schedule(self, *, admits: bool = True) -> SchedulerOutput:
+        """Decide the next batch; without tokens when nothing can run now.
+
+        Args:
+            admits: False: requests that wait go on waiting.
+        """
         plan = StepPlan(self._config.max_num_batched_tokens)
         self._continue_running(plan)
-        if not plan.preempted:
+        if admits and not plan.preempted:
             self._admit_waiting(plan)
         return self._commit(plan) if plan.num_scheduled_tokens else self.farewell()
 

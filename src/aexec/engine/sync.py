@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from aexec.engine.completion import Completion
@@ -18,6 +18,7 @@ from aexec.engine.llm import AsyncLLM, Prompt
 from aexec.engine.scheduler import SchedulerStatistics
 from aexec.errors import ExecutorClosed
 from aexec.messages.lifecycle import ModelInfo
+from aexec.messages.operations import NamedTensors, WeightsReport
 from aexec.messages.request import SamplingParams
 
 __all__ = ("LLM",)
@@ -91,6 +92,33 @@ class LLM:
         several = _as_several(prompts)
         each = [sampling] * len(several) if sampling is None or isinstance(sampling, SamplingParams) else sampling
         return self._run(self._complete_all(list(zip(several, each, strict=True))))
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call a worker method on many ranks; see ``Executor.collective_rpc``."""
+        return self._run(self._llm.collective_rpc(method, args, kwargs, timeout, ranks))
+
+    def sleep(self, level: int = 1, timeout: float | None = None) -> list[Any]:
+        """Give the model's memory back; see ``AsyncLLM.sleep``."""
+        return self._run(self._llm.sleep(level, timeout))
+
+    def wake_up(self, tags: Collection[str] | None = None, timeout: float | None = None) -> list[Any]:
+        """Bring back what sleeps; see ``AsyncLLM.wake_up``."""
+        return self._run(self._llm.wake_up(tags, timeout))
+
+    def update_weights(self, weights: NamedTensors, *, partial: bool = False) -> WeightsReport:
+        """Put new weights into the running model; see ``AsyncLLM.update_weights``."""
+        return self._run(self._llm.update_weights(weights, partial=partial))
+
+    def load_weights(self, path: str | None = None) -> WeightsReport:
+        """Load the weights from files again; see ``AsyncLLM.load_weights``."""
+        return self._run(self._llm.load_weights(path))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt for a conversation, by the model's own template."""

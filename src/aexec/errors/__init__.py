@@ -20,6 +20,8 @@ from aexec.errors.actors import MessageNotPortable as MessageNotPortable
 from aexec.errors.actors import RestartsExhausted as RestartsExhausted
 from aexec.errors.actors import UnhandledMessage as UnhandledMessage
 from aexec.errors.actors import WrongLoop as WrongLoop
+from aexec.errors.model import ModelNotReady as ModelNotReady
+from aexec.errors.model import WeightsMismatch as WeightsMismatch
 from aexec.errors.request import InvalidRequest as InvalidRequest
 from aexec.errors.request import QueueFull as QueueFull
 from aexec.errors.request import RequestAborted as RequestAborted
@@ -33,8 +35,15 @@ from aexec.errors.setup import ModelLoadError as ModelLoadError
 from aexec.errors.setup import ModelNotFound as ModelNotFound
 from aexec.errors.setup import OutOfMemory as OutOfMemory
 from aexec.errors.setup import UnsupportedModel as UnsupportedModel
+from aexec.errors.transport import ArenaFull as ArenaFull
+from aexec.errors.transport import ChannelClosed as ChannelClosed
+from aexec.errors.transport import ChannelFull as ChannelFull
+from aexec.errors.transport import MessageNotDecoded as MessageNotDecoded
+from aexec.errors.transport import TransportError as TransportError
 from aexec.errors.workers import ExecutorClosed as ExecutorClosed
+from aexec.errors.workers import ExecutorPaused as ExecutorPaused
 from aexec.errors.workers import ExecutorUnavailable as ExecutorUnavailable
+from aexec.errors.workers import PeerLost as PeerLost
 from aexec.errors.workers import ProtocolError as ProtocolError
 from aexec.errors.workers import RemoteError as RemoteError
 from aexec.errors.workers import StepStateError as StepStateError
@@ -47,18 +56,25 @@ __all__ = (
     "ActorRestarted",
     "ActorStopped",
     "AexecError",
+    "ArenaFull",
     "CallCycle",
     "CallTimeout",
+    "ChannelClosed",
+    "ChannelFull",
     "ConfigError",
     "ExecutorClosed",
+    "ExecutorPaused",
     "ExecutorUnavailable",
     "InvalidRequest",
     "MailboxFull",
+    "MessageNotDecoded",
     "MessageNotPortable",
     "MissingExtra",
     "ModelLoadError",
     "ModelNotFound",
+    "ModelNotReady",
     "OutOfMemory",
+    "PeerLost",
     "ProtocolError",
     "QueueFull",
     "RemoteError",
@@ -67,9 +83,11 @@ __all__ = (
     "RequestFailed",
     "RestartsExhausted",
     "StepStateError",
+    "TransportError",
     "UnhandledMessage",
     "UnknownMethod",
     "UnsupportedModel",
+    "WeightsMismatch",
     "WorkerDied",
     "WrongLoop",
     "note",

@@ -8,7 +8,9 @@ from aexec.errors.root import AexecError
 
 __all__ = (
     "ExecutorClosed",
+    "ExecutorPaused",
     "ExecutorUnavailable",
+    "PeerLost",
     "ProtocolError",
     "RemoteError",
     "StepStateError",
@@ -19,6 +21,25 @@ __all__ = (
 
 class ProtocolError(AexecError):
     """Two parts of aexec disagree: a fault of ours, or of a third-party executor."""
+
+
+class PeerLost(AexecError):
+    """A rank waited for another one in vain; the other one's own error or death says why.
+
+    Attributes:
+        rank: The rank that waited.
+        peer: Whom it waited for; None: any of its group.
+        doing: What it was about, as in ``receive the hidden states of step 7``.
+        detail: What the transport said.
+    """
+
+    def __init__(self, rank: int, peer: int | None, doing: str, detail: str = "") -> None:
+        super().__init__(rank, peer, doing, detail)
+        self.rank, self.peer, self.doing, self.detail = rank, peer, doing, detail
+
+    def __str__(self) -> str:
+        whom = "its group" if self.peer is None else f"rank {self.peer}"
+        return f"rank {self.rank} could not {self.doing}: {whom} is gone or too late ({self.detail})"
 
 
 class StepStateError(AexecError, RuntimeError):
@@ -76,6 +97,10 @@ class ExecutorUnavailable(AexecError):
         return f"the executor is not available: {self.reason}{when}"
 
 
+class ExecutorPaused(ExecutorUnavailable):
+    """``pause(mode="abort")`` has ended the step: plan it again, and send it after ``resume()``."""
+
+
 class RemoteError(AexecError):
     """An exception that the user's code raised in a worker.
 
@@ -106,7 +131,7 @@ class WorkerDied(AexecError):
     Attributes:
         rank: Its rank.
         pid: Its process id.
-        exit_code: Its exit code; None when a signal ended it.
+        exit_code: Its exit code; None when a signal ended it, or when nobody is left who knows.
         signal: Name of the signal that ended it, as in ``SIGKILL``.
         phase: What it was doing.
         step: The step it was at; None outside of steps.
@@ -129,6 +154,8 @@ class WorkerDied(AexecError):
 
     def __str__(self) -> str:
         how = f"ended by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
+        if self.signal is None and self.exit_code is None:
+            how = "ended, and whoever could say how is gone too,"
         where = self.phase if self.step is None else f"{self.phase}, step {self.step}"
         tail = f"\nlast lines of its stderr:\n{self.stderr_tail}" if self.stderr_tail else ""
         return f"rank {self.rank} (pid {self.pid}) {how} during {where}{tail}"

@@ -6,12 +6,14 @@ output rank's reply, sees every rank's error, and watches over their lives.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from aexec.errors import AexecError, WorkerDied
+from aexec.executor.describe import Description
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.lifecycle import GroupRestarted, HealthReport, RankInfo, SlowCall, WorkerStarted
+from aexec.messages.operations import PauseMode
 from aexec.messages.step import ExecuteModel, ForwardLaunched, StepId, StepResult
 
 __all__ = ("Executor", "ExecutorEvent", "FailureCallback")
@@ -24,8 +26,8 @@ class Executor(Protocol):
     """A running worker group.
 
     Every call ends once, in a result or in one named error: ``CallTimeout``,
-    ``WorkerDied``, ``RemoteError``, ``StepStateError``, ``ExecutorUnavailable`` or
-    ``ExecutorClosed``.
+    ``WorkerDied``, ``RemoteError``, ``StepStateError``, ``ModelNotReady``,
+    ``ExecutorUnavailable`` (``ExecutorPaused`` is one) or ``ExecutorClosed``.
     """
 
     @property
@@ -90,10 +92,58 @@ class Executor(Protocol):
         """Call this, plain or async, once the executor has failed for good, or at once if it has."""
         ...
 
-    def dump(self) -> str:
+    async def sleep(self, level: int = 1, timeout: float | None = None) -> list[Any]:
+        """Let go of device memory on all ranks, once no step is in flight; steps are refused meanwhile.
+
+        Args:
+            level: 1 keeps the weights in host memory, 2 discards them too.
+            timeout: Seconds for all of it; None: no limit.
+        """
+        ...
+
+    async def wake_up(self, tags: Collection[str] | None = None, timeout: float | None = None) -> list[Any]:
+        """Bring back on all ranks what sleeps.
+
+        Args:
+            tags: ``weights``, ``kv_cache``; None: both.
+            timeout: Seconds; None: no limit.
+        """
+        ...
+
+    async def weights_loaded(self) -> None:
+        """Say that all ranks have whole weights again, where no method told it."""
+        ...
+
+    async def pause(self, mode: PauseMode = "keep", timeout: float | None = None) -> None:
+        """Send no more steps until :meth:`resume`; calls work meanwhile.
+
+        Args:
+            mode: ``keep``: at once. ``finish``: when the steps in flight were sampled.
+                ``abort``: all steps end with ``ExecutorPaused``.
+            timeout: Seconds for steps in flight to end; None: no limit.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Send steps again, those that have waited first."""
+        ...
+
+    async def stacks(self, timeout: float = 1.0) -> Mapping[int, str]:
+        """Where each rank is; those that give no answer are missing."""
+        ...
+
+    def describe(self) -> Description:
+        """Every setting, the value that is used, and where it came from."""
+        ...
+
+    def dump(self, stacks: Mapping[int, str] | None = None) -> str:
         """Pending calls and their ages, ranks, queue fill, and the workers' stacks."""
         ...
 
-    async def close(self) -> None:
-        """End all workers within the budget; may be called twice, and from any task."""
+    async def close(self, drain: float = 0.0) -> None:
+        """End all workers within the budget; may be called twice, and from any task.
+
+        Args:
+            drain: Seconds for what runs to end by itself; new calls are refused at once.
+        """
         ...

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from aexec.executor.base import ExecutorEvent
 from aexec.executor.callbacks import FailureCallbacks
 from aexec.executor.fanout import Fanout
+from aexec.executor.gate import StepGate
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
+from aexec.executor.memory import Memory
+from aexec.executor.proc import process_state
 from aexec.messages.control import Hello
 from aexec.messages.lifecycle import RankInfo, RankState
 from aexec.observe.hub import EventHub
 
 __all__ = ("Board", "ExecutorStatistics")
+
+_UP = (ExecutorState.READY, ExecutorState.DRAINING)
 
 
 class ExecutorStatistics(NamedTuple):
@@ -30,6 +35,11 @@ class ExecutorStatistics(NamedTuple):
         errors: Answers that were errors.
         timeouts: Calls that passed their limit.
         late: Answers that came after their call's end, and were dropped.
+        steps_in_flight: Steps that the ranks have, and have not ended.
+        steps_waiting: Steps that wait for a place among them, or for the end of a pause.
+        max_concurrent_steps: How many may be in flight.
+        paused: How it is paused: ``abort``, ``finish`` or ``keep``; empty: it is not.
+        memory: ``ready``, or what of the model is asleep or missing.
     """
 
     state: str
@@ -40,6 +50,11 @@ class ExecutorStatistics(NamedTuple):
     errors: int
     timeouts: int
     late: int
+    steps_in_flight: int = 0
+    steps_waiting: int = 0
+    max_concurrent_steps: int = 0
+    paused: str = ""
+    memory: str = "ready"
 
 
 class Board:
@@ -54,6 +69,8 @@ class Board:
         self.hellos: tuple[Hello, ...] = ()
         self.group: WorkerGroup | None = None
         self.fanout: Fanout | None = None
+        self.gate: StepGate | None = None
+        self.memory: Memory | None = None
         self.phases: dict[int, str] = {}
         self.dead: set[int] = set()
         self.stuck: set[int] = set()
@@ -62,7 +79,14 @@ class Board:
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
         calls = self.fanout.book if self.fanout else None
         pending = f"{len(calls.open)} pending" if calls else "no calls"
-        return f"<Executor {self.backend}: {ranks}, generation {self.generation}, {self.state.value}, {pending}>"
+        words = [
+            f"{self.backend}: {ranks}",
+            f"generation {self.generation}",
+            self.state.value,
+            *self._unusual(),
+            pending,
+        ]
+        return f"<Executor {', '.join(words)}>"
 
     def new_generation(self) -> int:
         """Forget the ranks of the last one."""
@@ -70,6 +94,7 @@ class Board:
         self.hellos = ()
         self.phases = dict.fromkeys(range(self.world_size), "starting")
         self.dead, self.stuck = set(), set()
+        self.memory = None
         return self.generation
 
     def ranks(self) -> tuple[RankInfo, ...]:
@@ -79,35 +104,35 @@ class Board:
 
     def statistics(self) -> ExecutorStatistics:
         """The figures so far."""
-        state, generation, fanout = self.state.value, self.generation, self.fanout
-        if fanout is None:
-            return ExecutorStatistics(state, generation, 0, 0, 0, 0, 0, 0)
-        book = fanout.book
-        counts = (len(book.open), book.queued, book.ended, fanout.errors, fanout.timeouts, book.late)
-        return ExecutorStatistics(state, generation, *counts)
+        fanout, gate = self.fanout, self.gate
+        counts = (0,) * 6
+        if fanout is not None:
+            book = fanout.book
+            counts = (len(book.open), book.queued, book.ended, fanout.errors, fanout.timeouts, book.late)
+        steps = (0, 0, 0, "") if gate is None else (len(gate.flying), len(gate.waiting), gate.limit, gate.paused or "")
+        return ExecutorStatistics(
+            self.state.value, self.generation, *counts, *steps, self.memory.state if self.memory else "not ready"
+        )
 
-    def dump(self) -> str:
-        """All that helps to find a hang, as text."""
-        stacks: Mapping[int, str] = self.group.stacks() if self.group else {}
-        lines = [repr(self)]
-        for info in self.ranks():
-            lines.append(f"rank {info.rank}: pid {info.pid} on {info.node}, {info.state}, {info.phase}")
-            lines += [f"  {line}" for line in stacks.get(info.rank, "").splitlines()]
-        return "\n".join([*lines, *self._calls()])
+    def process_state(self, rank: int) -> str:
+        """What the system says of a rank's process: running, stopped or dead; empty: it cannot be seen from here."""
+        if rank in self.dead:
+            return "dead"
+        hello = self.hellos[rank] if self.hellos else None
+        if hello is None or hello.node != platform.node():
+            return ""
+        return process_state(hello.pid)
 
-    def _calls(self) -> list[str]:
-        if self.fanout is None:
-            return []
-        now = time.monotonic()
-        return [
-            f"call {call.id}: {call.text}, {'sent' if call.sent else 'queued'}, for {now - call.since:.3g} s, "
-            f"waits for ranks {sorted(call.missing)}{'' if call.waiter else ' (its caller is gone)'}"
-            for call in self.fanout.book.open.values()
-        ]
+    def _unusual(self) -> list[str]:
+        """What a user should know who wonders why no step runs."""
+        words = [f"paused ({self.gate.paused})"] if self.gate and self.gate.paused else []
+        if self.memory and not self.memory.is_ready:
+            words.append(self.memory.state)
+        return words
 
     def _phase(self, rank: int) -> str:
         """What it was last told to do, where it cannot be looked at."""
-        if self.state is not ExecutorState.READY or rank in self.dead or self.fanout is None:
+        if self.state not in _UP or rank in self.dead or self.fanout is None:
             return self.phases.get(rank, "unknown")
         return next((call.name for call in self.fanout.book.under_way(rank)), "idle")
 
@@ -121,6 +146,6 @@ class Board:
             return "dead"
         if self.state in (ExecutorState.CLOSING, ExecutorState.CLOSED):
             return "stopped"
-        if self.state is not ExecutorState.READY:
+        if self.state not in _UP:
             return "starting" if self.state is not ExecutorState.FAILED else "stopped"
         return "stuck" if rank in self.stuck else "ready"

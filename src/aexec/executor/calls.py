@@ -7,8 +7,21 @@ from typing import Any
 
 from aexec.messages.base import Message
 from aexec.messages.lifecycle import HealthReport
+from aexec.messages.operations import PauseMode
 
-__all__ = ("CheckHealth", "Close", "Collective", "Open", "Wake")
+__all__ = (
+    "CheckHealth",
+    "Close",
+    "Collective",
+    "Open",
+    "Pause",
+    "Resume",
+    "Sleep",
+    "Stacks",
+    "Wake",
+    "WakeUp",
+    "WeightsLoaded",
+)
 
 
 class Collective(Message[list[Any]], frozen=True, kw_only=True):
@@ -40,7 +53,44 @@ class Open(Message[None], frozen=True):
 
 
 class Close(Message[None], frozen=True):
-    """End all calls and all workers."""
+    """End all calls and all workers, after ``drain`` seconds at most for what runs."""
+
+    drain: float = 0.0
+
+
+class Sleep(Message[list[Any]], frozen=True):
+    """Let go of memory on all ranks; ``timeout`` in seconds, None: no limit."""
+
+    level: int
+    timeout: float | None
+
+
+class WakeUp(Message[list[Any]], frozen=True):
+    """Bring back what sleeps, of these tags; None: all of it."""
+
+    tags: tuple[str, ...] | None
+    timeout: float | None
+
+
+class WeightsLoaded(Message[None], frozen=True):
+    """All ranks have whole weights."""
+
+
+class Pause(Message[None], frozen=True):
+    """Send no more steps; see ``gate.PauseMode``."""
+
+    mode: PauseMode
+    timeout: float | None
+
+
+class Resume(Message[None], frozen=True):
+    """Send steps again."""
+
+
+class Stacks(Message[dict[int, str]], frozen=True):
+    """Ask all ranks where they are, and give them ``timeout`` seconds."""
+
+    timeout: float
 
 
 class Wake(Message[None], frozen=True):

@@ -5,6 +5,9 @@ Pure but for the waiters it ends: no await, no clock, no transport. The rules:
 * A call has one waiter and ends it once: with all answers in rank order, with the first
   error of any rank, or with an error of our own. Answers that come later are counted
   and dropped by the call's id; nobody else ever gets them.
+* The first error is the one that is raised; those that follow from it within
+  :data:`CAUSE_WINDOW` become its notes. A rank that dies in that time is the cause, and
+  a ``PeerLost`` never is, if the peer's own end comes within :data:`PEER_WINDOW`.
 * Steps are sent at once, in order. A plain control call is sent when no other plain
   control call is under way on its ranks, so that one whose waiter is gone can still be
   taken back from all ranks alike: a rank that ran it alone would wait in a collective
@@ -20,12 +23,15 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aexec.errors import ActorStopped, AexecError, MailboxFull, note
+from aexec.errors import ActorStopped, AexecError, MailboxFull, PeerLost, note
 from aexec.messages.base import Message
 
-__all__ = ("MAX_OPEN", "Call", "CallBook", "Lane", "Waiter")
+__all__ = ("CAUSE_WINDOW", "MAX_OPEN", "PEER_WINDOW", "Answers", "Call", "CallBook", "Lane", "Waiter")
 
 MAX_OPEN = 4096
+
+CAUSE_WINDOW = 0.05  # seconds in which other ranks' errors count as following from the first one
+PEER_WINDOW = 0.5  # seconds for what a rank says has happened to another one to be heard from there
 
 Answers = dict[int, Any]
 
@@ -64,13 +70,17 @@ class Call:
         timeout: Seconds it was given; None: no limit.
         waiter: None once it has had its end.
         answers: By rank.
+        errors: By rank, the first one first.
         missing: Ranks that have not answered.
         sent: False while it waits for its turn.
+        fails_at: When its waiter is given the first error; infinity: there is none.
+        delivered: True once its waiter was given the answers.
+        on_end: Told when all ranks have answered, whoever waits.
     """
 
     __slots__ = (
-        "answers", "deadline", "id", "lane", "message", "missing", "name", "ranks",
-        "sent", "shape", "since", "slow_at", "slow_every", "timeout", "waiter",
+        "answers", "deadline", "delivered", "errors", "fails_at", "id", "lane", "message", "missing", "name", "on_end",
+        "ranks", "sent", "shape", "since", "slow_at", "slow_every", "timeout", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +96,7 @@ class Call:
         now: float,
         timeout: float | None,
         slow_every: float = math.inf,
+        on_end: Callable[[Call], None] | None = None,
     ) -> None:
         self.id, self.name, self.lane, self.ranks, self.message = id, name, lane, ranks, message
         self.waiter: Waiter | None = waiter
@@ -93,8 +104,11 @@ class Call:
         self.deadline = math.inf if timeout is None else now + timeout
         self.slow_every, self.slow_at = slow_every, now + slow_every
         self.answers: Answers = {}
+        self.errors: dict[int, AexecError] = {}
         self.missing = set(ranks)
-        self.sent = False
+        self.sent = self.delivered = False
+        self.fails_at = math.inf
+        self.on_end = on_end
 
     def __repr__(self) -> str:
         return f"<Call {self.id}: {self.text}, {len(self.answers)}/{len(self.ranks)} answered>"
@@ -114,6 +128,7 @@ class Call:
         """Give the waiter all answers, unless it has had its end."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
+            self.delivered = True
             waiter.resolve(self.shape(self.answers))
 
     def fail(self, error: AexecError) -> None:
@@ -122,10 +137,29 @@ class Call:
         if waiter is not None:
             waiter.fail(error)
 
+    def fail_for_cause(self, now: float) -> None:
+        """Give the waiter the first error that is a cause, with what became of the other ranks."""
+        if self.waiter is None:
+            return
+        causes = (rank for rank, error in self.errors.items() if not isinstance(error, PeerLost))
+        rank = next(causes, next(iter(self.errors)))
+        error = self.errors[rank]
+        for line in self.others(rank, now):
+            note(error, line)
+        self.fail(error)
+
     def others(self, rank: int, now: float) -> list[str]:
         """One line on each other rank, for the notes of an error of ``rank``."""
-        silent = f"no answer after {now - self.since:.3g} s"
-        return [f"rank {it}: {silent if it in self.missing else 'answered'}" for it in self.ranks if it != rank]
+        return [f"rank {it}: {self._state(it, now)}" for it in self.ranks if it != rank]
+
+    def raised_by(self, rank: int) -> list[str]:
+        """A line on what a rank has raised, if it has."""
+        return [f"rank {rank} raised before: {_briefly(self.errors[rank])}"] if rank in self.errors else []
+
+    def _state(self, rank: int, now: float) -> str:
+        if rank in self.errors:
+            return f"raised as well: {_briefly(self.errors[rank])}"
+        return f"no answer after {now - self.since:.3g} s" if rank in self.missing else "answered"
 
 
 class CallBook:
@@ -167,7 +201,7 @@ class CallBook:
         self._queue[call.id] = call
         return self._sendable()
 
-    def answer(self, call_id: int, rank: int, value: Any) -> list[Call]:
+    def answer(self, call_id: int, rank: int, value: Any, now: float) -> list[Call]:
         """Note the answer of one rank; returns what to send now."""
         call = self._heard(call_id, rank)
         if call is None:
@@ -175,22 +209,21 @@ class CallBook:
         call.answers[rank] = value
         self.late += call.waiter is None
         if not call.missing:
-            call.resolve()
+            self._all_heard(call, now)
         return self._sendable()
 
     def error(self, call_id: int, rank: int, error: AexecError, now: float) -> list[Call]:
-        """Note the error of one rank: the first one ends the call; returns what to send now."""
+        """Note the error of one rank: the first one ends the call, soon; returns what to send now."""
         call = self._heard(call_id, rank)
         if call is None:
             return []
         self.late += call.waiter is None
-        if call.lane is Lane.LIVENESS:  # partial by nature: the rank counts as silent
-            if not call.missing:
-                call.resolve()
-        elif call.waiter is not None:
-            for line in call.others(rank, now):
-                note(error, line)
-            call.fail(error)
+        if call.lane is not Lane.LIVENESS:  # partial by nature: the rank counts as silent
+            call.errors[rank] = error
+            window = PEER_WINDOW if isinstance(error, PeerLost) else CAUSE_WINDOW
+            call.fails_at = min(call.fails_at, now + window)
+        if not call.missing:
+            self._all_heard(call, now)
         return self._sendable()
 
     def abandon(self, call: Call) -> list[Call]:
@@ -211,6 +244,10 @@ class CallBook:
         """Calls whose deadline has passed."""
         return [call for call in self.open.values() if call.waiter is not None and call.deadline <= now]
 
+    def failing(self, now: float) -> list[Call]:
+        """Calls with an error whose window for others is over."""
+        return [call for call in self.open.values() if call.waiter is not None and call.fails_at <= now]
+
     def slow(self, now: float) -> list[Call]:
         """Calls to report as slow; each is reported ever more rarely."""
         found = [call for call in self.open.values() if call.waiter is not None and call.slow_at <= now]
@@ -220,9 +257,9 @@ class CallBook:
         return found
 
     def next_wake(self) -> float:
-        """When :meth:`due` or :meth:`slow` will have something; infinity: never."""
+        """When :meth:`due`, :meth:`slow` or :meth:`failing` will have something; infinity: never."""
         waiting = (call for call in self.open.values() if call.waiter is not None)
-        return min((min(call.deadline, call.slow_at) for call in waiting), default=math.inf)
+        return min((min(call.deadline, call.slow_at, call.fails_at) for call in waiting), default=math.inf)
 
     def fail_all(self, error: Callable[[Call], AexecError]) -> None:
         """End every waiter, and forget all calls; liveness calls make do with what they have."""
@@ -254,6 +291,13 @@ class CallBook:
             del self.open[call_id]
             self.ended += 1
         return call
+
+    @staticmethod
+    def _all_heard(call: Call, now: float) -> None:
+        if call.errors:
+            call.fail_for_cause(now)
+        else:
+            call.resolve()
 
     def _has_to_wait(self, call: Call) -> bool:
         """True when something ahead of it may have to go first."""
@@ -287,3 +331,7 @@ class CallBook:
         for call in ready:
             del self._queue[call.id]
         return ready
+
+
+def _briefly(error: AexecError) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

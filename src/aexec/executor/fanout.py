@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import anyio
@@ -66,6 +66,8 @@ class Fanout:
         ids: Call ids, unique over all generations.
         slow_every: Seconds after which a call is reported as slow.
         emit: Told of slow calls.
+        timed_out: Told of calls past their limit that had started.
+        look: What the system says of a rank: running, stopped or dead; empty: nothing.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class Fanout:
         world_size: int,
         slow_every: float,
         emit: Callable[[SlowCall], None],
+        timed_out: Callable[[CallTimeout], None],
+        look: Callable[[int], str],
     ) -> None:
         self.book = CallBook(world_size)
         self.group = group
@@ -84,6 +88,8 @@ class Fanout:
         self._actor, self._ids, self._slow_every, self._emit = actor, ids, slow_every, emit
         self._everyone = tuple(range(world_size))
         self._armed = math.inf
+        self._timed_out, self._look = timed_out, look
+        self._quiet: anyio.Event | None = None
 
     def __repr__(self) -> str:
         return f"<Fanout: {self.book!r}, {self.timeouts} timed out>"
@@ -99,6 +105,7 @@ class Fanout:
         timeout: float | None = None,
         slow: bool = True,
         shape: Callable[[Answers], Any],
+        on_end: Callable[[Call], None] | None = None,
     ) -> Call:
         """Take a call, unless too many are open (``MailboxFull``); its waiter gets its end.
 
@@ -111,6 +118,7 @@ class Fanout:
             timeout: Seconds; None: no limit.
             slow: Report it when it is slow.
             shape: From the answers by rank to the waiter's value.
+            on_end: Told when all ranks have answered, whoever waits.
         """
         call_id = next(self._ids)
         call = Call(
@@ -124,6 +132,7 @@ class Fanout:
             now=time.monotonic(),
             timeout=timeout,
             slow_every=self._slow_every if slow else math.inf,
+            on_end=on_end,
         )
         self._send(self.book.accept(call))
         self._arm(min(call.deadline, call.slow_at))
@@ -154,7 +163,10 @@ class Fanout:
 
     def replied(self, call_id: int, rank: int, value: Any) -> None:
         """A rank has answered."""
-        self._send(self.book.answer(call_id, rank, value))
+        call = self.book.open.get(call_id)
+        self._send(self.book.answer(call_id, rank, value, time.monotonic()))
+        if call is not None and not call.missing:
+            self._ended(call)
 
     def failed(self, call_id: int, rank: int, error: BaseException) -> None:
         """A rank has answered with an error."""
@@ -162,28 +174,57 @@ class Fanout:
         call = self.book.open.get(call_id)
         named = caller_error(error, rank=rank, method=call.name if call else "a call that has ended")
         self._send(self.book.error(call_id, rank, named, time.monotonic()))
+        if call is None:
+            return
+        if call.waiter is not None:
+            self._arm(call.fails_at)
+        if not call.missing:
+            self._ended(call)
 
     def abandon(self, call: Call) -> None:
         """Its waiter is gone: take it back where that does no harm."""
         if call.waiter is None:
             return
         self._send(self.book.abandon(call))
+        self._check_quiet()
         if call.sent and _revocable(call):
             self._tell(lambda _: Revoke(call.id), call)
 
     def fail_all(self, error: Callable[[Call], AexecError]) -> None:
         """End every call."""
         self.book.fail_all(error)
+        self._check_quiet()
+
+    async def until_quiet(self) -> None:
+        """Wait until nobody waits for any call."""
+        self._quiet = anyio.Event()
+        self._check_quiet()
+        await self._quiet.wait()
+        self._quiet = None
 
     def wake(self) -> None:
         """The timer: end what is due, report what is slow."""
         self._armed = math.inf
         now = time.monotonic()
+        for call in self.book.failing(now):
+            call.fail_for_cause(now)
         for call in self.book.slow(now):
             self._start(self._report_slow(call))
         for call in self.book.due(now):
             self._expire(call)
+        self._check_quiet()
         self._arm(self.book.next_wake())
+
+    def _ended(self, call: Call) -> None:
+        if call.on_end is not None:
+            call.on_end(call)
+        if self._quiet is not None:
+            self._check_quiet()
+
+    def _check_quiet(self) -> None:
+        calls = self.book.open.values()
+        if self._quiet is not None and not any(call.waiter and call.lane is not Lane.LIVENESS for call in calls):
+            self._quiet.set()
 
     def _send(self, calls: Iterable[Call]) -> None:
         with contextlib.suppress(ActorDied):  # the executor is ending, and ends its calls by itself
@@ -235,7 +276,10 @@ class Fanout:
             stacks, started = await dump, True
         notes = [f"rank {rank}: answered" for rank in sorted(call.answers)]
         notes += [f"rank {rank}: {stacks.get(rank, 'gives no answer').rstrip()}" for rank in missing]
-        waiter.fail(_too_late(call, started=started, notes=notes))
+        error = _too_late(call, started=started, notes=notes)
+        waiter.fail(error)
+        if started:
+            self._timed_out(error)
 
     async def _ask_soon(self, name: str, message: Callable[[int], Message[Any]], ranks: list[int]) -> Answers:
         return await self.ask(name, message, lane=Lane.LIVENESS, ranks=ranks, timeout=STACK_GRACE)
@@ -251,10 +295,27 @@ class Fanout:
         )
         if call.waiter is None:
             return
-        age = time.monotonic() - call.since
-        missing = {rank: pongs[rank].phase if rank in pongs else "gives no answer" for rank in sorted(call.missing)}
-        self._actor.log.warning("slow call", method=call.name, call=call.id, seconds=round(age, 3), missing=missing)
-        self._emit(SlowCall(method=call.name, age=age, missing=missing))
+        event = SlowCall(
+            method=call.name,
+            age=time.monotonic() - call.since,
+            missing={rank: pongs[rank].phase if rank in pongs else "gives no answer" for rank in sorted(call.missing)},
+            call=call.id,
+            answered=sorted(call.answers),
+            states={rank: self._state(rank, pongs) for rank in sorted(call.missing)},
+        )
+        self._actor.log.warning(
+            "slow call",
+            method=event.method,
+            call=event.call,
+            seconds=round(event.age, 3),
+            missing=event.missing,
+            states=event.states,
+            answered=event.answered,
+        )
+        self._emit(event)
+
+    def _state(self, rank: int, pongs: Mapping[int, Pong]) -> str:
+        return self._look(rank) or ("running" if rank in pongs else "silent")
 
 
 def _too_late(call: Call, *, started: bool, notes: Iterable[str]) -> CallTimeout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from aexec.actor import Context
 from aexec.config import ExecutorConfig
 from aexec.errors import CallTimeout, WorkerDied, note
 from aexec.executor.board import Board
-from aexec.executor.collective import Lane
+from aexec.executor.collective import CAUSE_WINDOW, Lane
 from aexec.executor.fanout import STACK_GRACE, Fanout
 from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.progress import StartProgress
@@ -21,9 +22,14 @@ from aexec.messages.control import Dump, Hello
 from aexec.messages.lifecycle import SlowCall
 from aexec.worker.context import Progress
 
-__all__ = ("Generation",)
+__all__ = ("Generation", "stop_budget")
 
-FORCE = 5.0  # seconds that a group has for using force, once its grace is over
+_SLACK = 3.0  # seconds for what comes with force: letting go of helpers, files and lines
+
+
+def stop_budget(config: ExecutorConfig) -> float:
+    """Seconds that the end of a group may take in all: grace, force, and some slack."""
+    return config.close_grace + config.term_grace + config.kill_grace + _SLACK
 
 
 class Generation:
@@ -37,6 +43,7 @@ class Generation:
         progress: Told how far the start has come.
         ids: Call ids.
         died: Told of deaths after the start.
+        timed_out: Told of calls past their limit that had started.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Generation:
         progress: Progress | None,
         ids: itertools.count[int],
         died: Callable[[WorkerDied], None],
+        timed_out: Callable[[CallTimeout], None],
     ) -> None:
         self.number = board.new_generation()
         self.hellos: tuple[Hello, ...] = ()
@@ -57,6 +65,7 @@ class Generation:
         self._log = actor.log
         self._progress = StartProgress(progress, board.world_size)
         self._starting = anyio.CancelScope()
+        self._limit = anyio.CancelScope()
         self._ready = self._stopped = False
         self._stop_lock = anyio.Lock()
         self._killer: WorkerDied | None = None
@@ -68,6 +77,8 @@ class Generation:
             world_size=board.world_size,
             slow_every=config.slow_call,
             emit=self._slow,
+            timed_out=timed_out,
+            look=board.process_state,
         )
         board.group, board.fanout, board.dead = self.group, self.fanout, self.dead
 
@@ -78,7 +89,7 @@ class Generation:
         """Bring all ranks to where they can take steps; leaves nothing behind when that fails.
 
         Raises:
-            CallTimeout: ``start_timeout`` has passed; the notes say what each rank was doing.
+            CallTimeout: ``start_timeout`` has passed without progress; the notes say what each rank was doing.
             WorkerDied: A rank ended.
             AexecError: What a rank raised.
         """
@@ -97,12 +108,14 @@ class Generation:
 
     def phase(self, rank: int, phase: str) -> None:
         """See ``GroupSink``."""
+        self._move_on()
         self._board.phases[rank] = phase
         self._progress.phase(phase, sum(at == phase for at in self._board.phases.values()))
 
     def progress(self, rank: int, phase: str, done: float, total: float) -> None:
         """See ``GroupSink``."""
-        self._progress.report(rank, phase, done, total)
+        if self._progress.report(rank, phase, done, total):
+            self._move_on()
 
     def replied(self, call: int, rank: int, value: Any) -> None:
         """See ``GroupSink``."""
@@ -118,29 +131,48 @@ class Generation:
         self._board.phases[error.rank] = "ended"
         if self._ready:
             self._died(error)
-        else:
-            self._killer = self._killer or error
+        elif self._killer is None:
+            self._killer = error
             self._starting.cancel()
+        else:
+            note(self._killer, f"as well: {error}".partition("\n")[0])
 
     async def _start(self) -> None:
-        with anyio.move_on_after(self._config.start_timeout), self._starting:
+        with self._limit, self._starting:
+            self._move_on()
             self.hellos = self._board.hellos = tuple(await self.group.start())
             await run_hooks(self.fanout, self.hellos, self._hook)
             self._ready = True
             return
-        raise self._killer or await self._too_late()
+        if self._killer is None:
+            raise await self._too_late()
+        await self._hear_others(self._killer)
+        raise self._killer
+
+    async def _hear_others(self, cause: WorkerDied) -> None:
+        """The first death is the cause; what the other ranks raised before and in this moment follows from it."""
+        calls = list(self.fanout.book.open.values())
+        await anyio.sleep(CAUSE_WINDOW)
+        for call in calls:
+            for rank, error in call.errors.items():
+                note(cause, f"rank {rank} raised as well: {type(error).__name__}: {error}".partition("\n")[0])
 
     async def _stop_group(self) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(self._config.close_grace + FORCE) as limit:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(stop_budget(self._config)) as limit:
             for line in await self.group.stop(self._config.close_grace):
                 self._log.warning("a worker did not end by itself", what=line)
         if limit.cancelled_caught:
             self._log.error("the workers could not be ended in time", group=repr(self.group))
 
+    def _move_on(self) -> None:
+        """The start has come further: its limit counts from here."""
+        self._limit.deadline = asyncio.get_running_loop().time() + self._config.start_timeout
+
     def _slow(self, call: SlowCall) -> None:
         self._board.events.emit(call)
 
     def _hook(self, hook: str, ranks_done: int) -> None:
+        self._move_on()
         if not ranks_done:
             self._board.phases.update(dict.fromkeys(self._board.phases, hook))
         self._progress.phase(hook, ranks_done)

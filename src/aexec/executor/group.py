@@ -126,6 +126,14 @@ class WorkerGroup(abc.ABC):
         """What ranks are doing right now, as far as that can be had without asking them."""
         return {}
 
+    def settings(self) -> Mapping[str, Any]:
+        """What it uses where a setting left it the choice, by the setting's name; for ``describe()``."""
+        return {}
+
+    def environment(self) -> Mapping[str, str]:
+        """The variables that its workers were given on top of what they have; for ``describe()``."""
+        return self.plan.config.env
+
     def stacks(self) -> Mapping[int, str]:
         """Stacks of ranks, as far as they can be had without waiting."""
         return {}

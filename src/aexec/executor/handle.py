@@ -19,10 +19,13 @@ from aexec.executor.actor import ExecutorActor
 from aexec.executor.base import ExecutorEvent, FailureCallback
 from aexec.executor.board import Board, ExecutorStatistics
 from aexec.executor.calls import CheckHealth, Close, Collective, Open
-from aexec.executor.generation import FORCE
+from aexec.executor.describe import Description, describe
+from aexec.executor.dump import dump_text
+from aexec.executor.generation import stop_budget
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
-from aexec.executor.limits import check_ranks, check_timeout
+from aexec.executor.limits import check_drain, check_ranks, check_timeout
+from aexec.executor.operations import Operations
 from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.lifecycle import HealthReport, RankInfo
@@ -38,7 +41,7 @@ R = TypeVar("R")
 _OVER = (ExecutorState.CLOSING, ExecutorState.CLOSED)
 
 
-class ExecutorHandle:
+class ExecutorHandle(Operations):
     """A running worker group; see :class:`aexec.executor.base.Executor`.
 
     Args:
@@ -177,31 +180,57 @@ class ExecutorHandle:
         """Call this, plain or async, once the executor has failed for good, or at once if it has."""
         self._board.callbacks.add(callback)
 
-    def dump(self) -> str:
-        """Pending calls and their ages, ranks, queue fill, and the workers' stacks."""
-        return self._board.dump()
+    def dump(self, stacks: Mapping[int, str] | None = None) -> str:
+        """Pending calls and steps with their ages, ranks, queue fill, the workers' stacks, and tasks of this loop.
+
+        Args:
+            stacks: Of the workers, as from ``await executor.stacks()``; None: those that can
+                be had without waiting.
+        """
+        return dump_text(self._board, self._loop, stacks)
+
+    def describe(self) -> Description:
+        """Every setting, the value that is used, and where it came from."""
+        board = self._board
+        chosen: dict[str, Any] = {"backend": board.backend}
+        if board.gate is not None:
+            chosen["max_concurrent_steps"] = board.gate.limit
+        sent: Mapping[str, str] = self.config.env
+        if board.group is not None:
+            chosen, sent = {**chosen, **board.group.settings()}, board.group.environment()
+        return describe(self.config, chosen, sent)
 
     def statistics(self) -> ExecutorStatistics:
         """Counts of calls, errors, timeouts and late answers."""
         return self._board.statistics()
 
-    async def close(self) -> None:
+    async def close(self, drain: float = 0.0) -> None:
         """End all workers within the budget; may be called twice, and from any task of its loop.
+
+        Args:
+            drain: Seconds for what runs: new calls are refused at once, those that were taken
+                and the samplings of launched steps end by themselves, and what has not by
+                then ends with ``ExecutorClosed``. A later, more impatient call shortens it.
 
         Raises:
             WrongLoop: It was opened on another loop.
+            ConfigError: ``drain`` is no number of seconds.
         """
+        limit = check_drain(drain)
         here = asyncio.get_running_loop()
         if here is not self._loop:
             raise WrongLoop(self._system.name, repr(self._loop), repr(here))
         if self._closing is None:
-            self._closing = _undisturbed(self._close(), "close executor")
+            self._closing = _undisturbed(self._close(limit), "close executor")
+        elif not self._closing.done():
+            with contextlib.suppress(ActorDied):
+                self._ref.tell_nowait(Close(limit))
         await asyncio.shield(self._closing)
         await self._board.callbacks.drain(self.config.close_grace)
 
-    async def _close(self) -> None:
+    async def _close(self, drain: float) -> None:
         with contextlib.suppress(ActorDied):
-            await self._ref.ask(Close(), timeout=None)
+            await self._ref.ask(Close(drain), timeout=None)
         await self._system.aclose()
 
     async def _ask(self, message: Message[R]) -> R:
@@ -232,7 +261,7 @@ async def start_executor(
     _check_loop()
     backend.check(config)
     board = Board(backend.backend, config.parallel.world_size, config.parallel.output_rank)
-    stop_timeout = config.close_grace + FORCE + 1.0
+    stop_timeout = stop_budget(config) + 1.0
     system = ActorSystem(name=f"executor-{backend.backend}", timeout=None, stop_timeout=stop_timeout)
     await system.open()
     try:

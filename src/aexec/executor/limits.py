@@ -8,7 +8,7 @@ from typing import Any
 
 from aexec.errors import CallTimeout, ConfigError
 
-__all__ = ("check_ranks", "check_timeout")
+__all__ = ("check_drain", "check_ranks", "check_timeout")
 
 
 def check_timeout(call: str, timeout: Any) -> float | None:
@@ -31,6 +31,17 @@ def check_timeout(call: str, timeout: Any) -> float | None:
     if timeout <= 0:
         raise CallTimeout(call, timeout, started=False)
     return float(timeout)
+
+
+def check_drain(drain: Any) -> float:
+    """Refuse what is no time to drain.
+
+    Raises:
+        ConfigError: It is not a number, infinite, or negative.
+    """
+    if isinstance(drain, bool) or not isinstance(drain, int | float) or not 0 <= drain < math.inf:
+        raise ConfigError(f"drain of close is {drain!r}: expected a finite number of seconds, 0 for none")
+    return float(drain)
 
 
 def check_ranks(ranks: Sequence[int] | None, world_size: int) -> tuple[int, ...]:

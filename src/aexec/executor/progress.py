@@ -26,11 +26,15 @@ class StartProgress:
         """``ranks_done`` ranks are through ``phase``."""
         self._tell(phase, ranks_done, self._world_size)
 
-    def report(self, rank: int, phase: str, done: float, total: float) -> None:
-        """One rank has come so far within ``phase``."""
+    def report(self, rank: int, phase: str, done: float, total: float) -> bool:
+        """One rank has come so far within ``phase``; False if it had come as far before."""
         ranks = self._reports.setdefault(phase, {})
+        further = done > ranks.get(rank, (-1.0, total))[0]
         ranks[rank] = (done, total)
-        self._tell(phase, sum(done for done, _ in ranks.values()), sum(total for _, total in ranks.values()))
+        # Ranks that have not spoken yet have as much to do as the others: a bar does not start over for each.
+        whole = sum(total for _, total in ranks.values()) * self._world_size / len(ranks)
+        self._tell(phase, sum(done for done, _ in ranks.values()), whole)
+        return further
 
     def _tell(self, phase: str, done: float, total: float) -> None:
         if self._callback is None:

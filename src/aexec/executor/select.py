@@ -12,7 +12,6 @@ __all__ = ("PLANNED", "select_backend")
 
 #: Names that will come, and what to do until then.
 PLANNED = {
-    "mp": "one process per rank",
     "external_launcher": "ranks started by torchrun or SLURM",
     "ray": "ranks on a Ray cluster",
 }
@@ -47,10 +46,8 @@ def _choices(known: Collection[str]) -> str:
 
 
 def _not_yet(name: str, config: ExecutorConfig, known: Collection[str]) -> str:
-    size = config.parallel.world_size
-    why = "" if config.backend else f", which a layout of {size} ranks would take,"
-    remedy = "take backend='uni'" if size == 1 else "shrink the layout to one rank and take backend='uni'"
+    remedy = "uni" if config.parallel.world_size == 1 else "mp"
     return (
-        f"backend {name!r} ({PLANNED[name]}){why} is not part of this release: {remedy}, or bring your own class "
-        f"(known: {_choices(known)})"
+        f"backend {name!r} ({PLANNED[name]}) is not part of this release: take backend={remedy!r}, or bring your own "
+        f"class (known: {_choices(known)})"
     )

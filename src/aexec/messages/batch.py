@@ -12,7 +12,14 @@ import msgspec
 
 from aexec.messages.request import SamplingParams, TokenLogprobs
 
-__all__ = ("CachedRequestData", "GrammarOutput", "ModelRunnerOutput", "NewRequestData", "SchedulerOutput")
+__all__ = (
+    "CachedRequestData",
+    "GrammarOutput",
+    "KVConnectorOutput",
+    "ModelRunnerOutput",
+    "NewRequestData",
+    "SchedulerOutput",
+)
 
 
 class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +97,29 @@ class GrammarOutput(msgspec.Struct, frozen=True, kw_only=True):
     bitmask: Any
 
 
+class KVConnectorOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a connector that moves KV blocks between engines reports with a step.
+
+    A rank reports for itself; the executor makes one report of all (``executor.kv_output``).
+
+    Attributes:
+        finished_sending: Requests whose blocks are sent, so that they may be freed.
+        finished_recving: Requests whose blocks have arrived.
+        invalid_block_ids: Blocks that could not be loaded: compute them again.
+        events: Facts about blocks, in order.
+        stats: Figures; those of all ranks are added up.
+        expected_finished_count: Ranks that have to report a request before it counts as
+            sent or received; 0: all.
+    """
+
+    finished_sending: frozenset[str] = frozenset()
+    finished_recving: frozenset[str] = frozenset()
+    invalid_block_ids: frozenset[int] = frozenset()
+    events: tuple[Any, ...] = ()
+    stats: dict[str, float] = {}
+    expected_finished_count: int = 0
+
+
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What the output rank sampled in one step.
 
@@ -99,6 +129,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: One entry per request, None where not asked for; None when nobody asked.
         prompt_logprobs: By request id, for the prompt positions that this step computed.
         errors: By request id: why it cannot go on. Such a request has no token.
+        kv_connector_output: What the KV connectors report; None without one.
     """
 
     request_ids: list[str] = []
@@ -106,3 +137,4 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     errors: dict[str, str] = {}
+    kv_connector_output: KVConnectorOutput | None = None

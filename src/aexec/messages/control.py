@@ -53,12 +53,15 @@ class CallMethod(Message[Any], frozen=True, kw_only=True):
         method: A name, or a callable.
         args: Positional arguments.
         kwargs: Keyword arguments.
+        after: An ``async def`` method starts once the rank is through with so many step
+            messages; for workers to which these come on another line.
     """
 
     call: int
     method: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
+    after: int = 0
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +72,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
         phase: What its compute thread is doing; ``idle`` if nothing.
         step: The last step it began; None before the first.
         age: Seconds since that phase began.
-        queued: Jobs that wait for the compute thread.
+        queued: Jobs that wait for the compute thread; of a worker process, 1 if there are any.
     """
 
     rank: int

@@ -116,8 +116,15 @@ class SlowCall(msgspec.Struct, frozen=True, kw_only=True):
         method: What was called.
         age: Seconds since it was sent.
         missing: Ranks that have not answered, with the phase of each.
+        call: The executor's id of the call, as in ``dump()``.
+        answered: Ranks that have answered.
+        states: Of the missing ranks: ``running``, ``stopped`` (by a signal), ``dead``, or
+            ``silent``: its process runs as far as is known, and answers nothing.
     """
 
     method: str
     age: float
     missing: dict[int, str]
+    call: int = 0
+    answered: list[int] = []
+    states: dict[int, str] = {}

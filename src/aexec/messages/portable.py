@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from aexec.errors import MessageNotPortable
 
-__all__ = ("copy_of",)
+__all__ = ("copy_of", "not_portable")
 
 T = TypeVar("T")
 
@@ -34,10 +34,20 @@ def copy_of(value: T) -> T:
     try:
         return _through(value)
     except Exception as error:
-        where, part, cause = _find(value, error)
-        raise MessageNotPortable(
-            type(value).__name__, where.removeprefix("."), type(part).__name__, f"{type(cause).__name__}: {cause}"
-        ) from error
+        raise not_portable(value, error, _through) from error
+
+
+def not_portable(value: Any, error: Exception, through: Callable[[Any], object]) -> MessageNotPortable:
+    """The error for a value that cannot travel; names what of it cannot.
+
+    Args:
+        value: The value.
+        error: What came of trying.
+        through: How it was tried; its parts are tried in the same way.
+    """
+    where, part, cause = _find(value, error, through)
+    why = f"{type(cause).__name__}: {cause}"
+    return MessageNotPortable(type(value).__name__, where.removeprefix("."), type(part).__name__, why)
 
 
 def _through(value: T) -> T:
@@ -48,13 +58,13 @@ def _through(value: T) -> T:
     return copied
 
 
-def _find(value: Any, error: Exception) -> tuple[str, Any, Exception]:
+def _find(value: Any, error: Exception, through: Callable[[Any], object]) -> tuple[str, Any, Exception]:
     """The innermost part that cannot travel: the way to it, itself, and why."""
     where = ""
     for _ in range(DEPTH):
         for step, part in _parts(value):
             try:
-                _through(part)
+                through(part)
             except Exception as inner:  # noqa: BLE001 - it is what is looked for
                 where, value, error = where + step, part, inner
                 break

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aexec.actor import Actor, Deferred, handles
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
-from aexec.model.steps import StepTable
+from aexec.model.order import Forward, Sampling, StepBook, StepStatistics
 
 __all__ = ("Compute", "ModelRunnerActor", "StepRunner", "StepStatistics")
 
@@ -47,45 +47,6 @@ class Compute(Protocol):
         ...
 
 
-class StepStatistics(NamedTuple):
-    """Counts of steps.
-
-    Attributes:
-        pending: Steps that wait for their sampling.
-        executed: Steps that were accepted.
-        finished: Steps that had their result.
-        failed: Steps whose asker was given the error of their forward pass or sampling.
-    """
-
-    pending: int
-    executed: int
-    finished: int
-    failed: int
-
-
-class _Forward:
-    """One forward pass, queued or done, until its step is sampled."""
-
-    __slots__ = ("error",)
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def run(self, runner: StepRunner, step: ExecuteModel) -> Any:
-        """On the compute thread, where the sampling that may be next in line has to see the error."""
-        try:
-            return runner.execute_model(step)
-        except Exception as error:
-            self.error = error
-            raise
-
-
-class _Sampling(NamedTuple):
-    grammar: GrammarOutput | None
-    reply: Deferred[StepResult]
-    forward: _Forward
-
-
 class ModelRunnerActor(Actor):
     """Runs the steps of one rank.
 
@@ -100,15 +61,12 @@ class ModelRunnerActor(Actor):
 
     def __init__(self, runner: StepRunner, compute: Compute) -> None:
         self.runner, self.compute = runner, compute
-        self.steps = StepTable()
-        self._forwards: dict[StepId, _Forward] = {}
-        self._asked: dict[StepId, _Sampling] = {}  # asked before an older step was: they wait for it
-        self._executed = self._finished = self._failed = 0
+        self.steps: StepBook[Deferred[StepResult]] = StepBook()
         self.jobs_queued = self.jobs_ended = 0
 
     def step_statistics(self) -> StepStatistics:
         """Counts so far."""
-        return StepStatistics(len(self.steps.pending), self._executed, self._finished, self._failed)
+        return self.steps.statistics()
 
     @handles(ExecuteModel)
     def execute_model(self, message: ExecuteModel) -> ForwardLaunched | Deferred[ForwardLaunched | StepResult]:
@@ -122,14 +80,10 @@ class ModelRunnerActor(Actor):
             StepStateError: The step was sent before, or its id does not increase.
         """
         step = message.step
-        if message.num_tokens == 0 or not self.runner.samples:
-            self.steps.execute(step, whole=True)
-            self._executed += 1
+        forward = self.steps.execute(message, samples=self.runner.samples)
+        if forward is None:
             return self._run_whole(message)
-        self.steps.execute(step)
-        self._executed += 1
-        forward = self._forwards[step] = _Forward()
-        call = partial(forward.run, self.runner, message)
+        call = partial(self._forward, forward, message)
         self._submit("execute_model", call, partial(self._forward_ended, step), step)
         return ForwardLaunched(step)
 
@@ -141,17 +95,12 @@ class ModelRunnerActor(Actor):
             StepStateError: The step is unknown, sampled already, or was dropped.
             Exception: What its forward pass raised; the step is dropped.
         """
-        step = message.step
-        forward = self._forwards.pop(step, None)
-        if forward is not None and forward.error is not None:
-            self._failed += 1
-            self.steps.drop(step, _raised("execute_model", forward.error))
+        forward = self.steps.spend(message.step)
+        if forward.error is not None:
             raise self.failure("execute_model", forward.error)
-        self.steps.sample(step)
-        assert forward is not None
         reply: Deferred[StepResult] = self.context.defer(message)
-        self._asked[step] = _Sampling(message.grammar, reply, forward)
-        self._sample_asked()
+        self.steps.ask(Sampling(message.step, message.grammar, reply, forward))
+        self._sample_ready()
         return reply
 
     def failure(self, method: str, error: Exception) -> Exception:  # noqa: ARG002 - for those who say where it was
@@ -163,10 +112,8 @@ class ModelRunnerActor(Actor):
 
     def drop_steps(self, why: str) -> None:
         """Give up all steps that wait for their sampling; later messages for them are told why."""
-        for step in self.steps.pending:
-            self.steps.drop(step, why)
-        self._forwards.clear()
-        self._sample_asked()
+        self.steps.drop_all(why)
+        self._sample_ready()
 
     def _run_whole(self, message: ExecuteModel) -> Deferred[ForwardLaunched | StepResult]:
         reply: Deferred[ForwardLaunched | StepResult] = self.context.defer(message)
@@ -183,41 +130,36 @@ class ModelRunnerActor(Actor):
         self.jobs_queued += 1
         self.compute.submit(phase, call, ended, step)
 
+    def _forward(self, forward: Forward, message: ExecuteModel) -> Any:
+        """On the compute thread, where the sampling that may be next in line has to see the error."""
+        try:
+            return self.runner.execute_model(message)
+        except Exception as error:
+            forward.error = error
+            raise
+
     def _forward_ended(self, step: StepId, _: Any, error: Exception | None) -> None:
-        if error is None:
-            self.steps.forward_done(step)
-        else:
-            self._sample_asked()  # it holds up no younger step any longer
+        self.steps.forward_ended(step, error)
+        if error is not None:
+            self._sample_ready()  # it holds up no younger step any longer
 
-    def _sample_asked(self) -> None:
-        """Queue what was asked for and has no older step before it that may yet be sampled."""
-        waiting = [step for step, forward in self._forwards.items() if forward.error is None]
-        oldest = min(waiting, default=None)
-        for step in sorted(self._asked):
-            if oldest is not None and oldest < step:
-                break
-            asked = self._asked.pop(step)
-            call = partial(self._sample, step, asked)
-            self._submit("sample_tokens", call, partial(self._ended, step, asked.reply, asked.forward), step)
+    def _sample_ready(self) -> None:
+        for sampling in self.steps.take_ready():
+            step, forward = sampling.step, sampling.forward
+            ended = partial(self._ended, step, sampling.reply, forward)
+            self._submit("sample_tokens", partial(self._sample, sampling), ended, step)
 
-    def _sample(self, step: StepId, asked: _Sampling) -> Any:
+    def _sample(self, sampling: Sampling[Any]) -> Any:
         """On the compute thread."""
-        if asked.forward.error is not None:
-            raise asked.forward.error
-        return self.runner.sample_tokens(step, asked.grammar)
+        if sampling.forward.error is not None:
+            raise sampling.forward.error
+        return self.runner.sample_tokens(sampling.step, sampling.grammar)
 
     def _ended(
-        self, step: StepId, reply: Deferred[Any], forward: _Forward | None, value: Any, error: Exception | None
+        self, step: StepId, reply: Deferred[Any], forward: Forward | None, value: Any, error: Exception | None
     ) -> None:
-        phase = "execute_model" if forward is None or forward.error is not None else "sample_tokens"
+        phase = self.steps.ended(step, forward, error)
         if error is None:
-            self._finished += 1
             reply.resolve(StepResult(step, value))
         else:
-            self._failed += 1
-            self.steps.spoil(step, _raised(phase, error))
             reply.fail(self.failure(phase, error))
-
-
-def _raised(phase: str, error: Exception) -> str:
-    return f"its {phase} raised {type(error).__name__}"

@@ -5,10 +5,11 @@ All methods block and run on the worker's compute thread, one at a time.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from aexec.messages.lifecycle import ModelInfo
+from aexec.model.operations import ModelOperations
 
 __all__ = ("LoadProgress", "ModelInfo", "ModelRunner")
 
@@ -22,7 +23,21 @@ class LoadProgress(Protocol):
 
 
 class ModelRunner(Protocol):
-    """One rank's model."""
+    """One rank's model: all of it, or its stage's layers, or a share of each of them."""
+
+    @property
+    def device(self) -> str:
+        """Where its tensors are, as in ``cpu`` or ``cuda:0``."""
+        ...
+
+    @property
+    def operations(self) -> ModelOperations:
+        """Sleep, wake-up and new weights."""
+        ...
+
+    def join(self, tensor_group: Any) -> None:
+        """Take the process group of the ranks that share its layers; before ``load_model``, where there are such."""
+        ...
 
     def load_model(self) -> None:
         """Load this rank's weights."""
@@ -50,6 +65,23 @@ class ModelRunner(Protocol):
 
     def execute_model(self, batch: SchedulerOutput) -> None:
         """Apply the deltas of ``batch``, run the forward pass, keep the logits."""
+        ...
+
+    def execute_stage(self, batch: SchedulerOutput, incoming: Any = None) -> Any:
+        """:meth:`execute_model` of one pipeline stage.
+
+        Args:
+            batch: The same on every stage.
+            incoming: Hidden states from the stage before; None on the first, and in a step without tokens.
+
+        Returns:
+            Hidden states for the next stage; None on the last one, which keeps the logits,
+            and in a step without tokens.
+        """
+        ...
+
+    def blank_hidden(self, num_tokens: int) -> Any:
+        """Something of the kind and shape that hidden states of a step have, between two stages."""
         ...
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:

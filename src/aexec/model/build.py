@@ -18,7 +18,9 @@ def build_runner(
     tp_size: int = 1,
     pp_rank: int = 0,
     pp_size: int = 1,
+    partition: tuple[int, ...] | None = None,
     device: str = "auto",
+    local_rank: int = 0,
     progress: LoadProgress | None = None,
 ) -> ModelRunner:
     """A runner that has loaded nothing yet; call ``load_model`` next.
@@ -27,23 +29,25 @@ def build_runner(
         model_config: Which model; ``dummy`` needs no torch.
         cache_config: Sizes of the KV cache.
         tp_rank: Place among the ranks that share its layers.
-        tp_size: How many they are.
+        tp_size: How many they are; if more than one, ``join`` has to be called before ``load_model``.
         pp_rank: Its pipeline stage.
         pp_size: How many there are.
+        partition: Layers of each stage; None balances them.
         device: As in ``cpu`` or ``cuda:0``; ``auto`` takes ``ModelConfig.device``, and if
-            that is ``auto`` too CUDA where there is one.
+            that is ``auto`` too CUDA where there is one. ``cuda`` takes the device of ``local_rank``
+            for a model on several ranks.
+        local_rank: Place among the ranks of this node.
         progress: Told how far loading has come.
 
     Raises:
         MissingExtra: torch or ``transformers`` is not installed.
         ConfigError: The layout is not possible.
     """
+    samples = (tp_rank, pp_rank) == (0, pp_size - 1)  # the output rank, and no other
     if is_dummy(model_config.model):
         from aexec.model.dummy.runner import DummyRunner
 
-        return DummyRunner(model_config, cache_config)
-    if (tp_rank, tp_size) != (0, 1):
-        raise ConfigError(f"tensor_parallel_size is {tp_size}: expected 1, the model runner does not split layers yet")
+        return DummyRunner(model_config, cache_config, stage=pp_rank, num_stages=pp_size, samples=samples)
     try:
         import torch
 
@@ -55,4 +59,19 @@ def build_runner(
         device = model_config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return TorchRunner(model_config, cache_config, stage=Stage(pp_rank, pp_size), device=device, progress=progress)
+    if device == "cuda" and tp_size * pp_size > 1:
+        device = _own_device(local_rank, torch.cuda.device_count())
+    stage = Stage(pp_rank, pp_size, partition)
+    return TorchRunner(
+        model_config, cache_config, stage=stage, tp_rank=tp_rank, tp_size=tp_size, samples=samples, device=device,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _own_device(local_rank: int, num_devices: int) -> str:
+    if local_rank >= num_devices:
+        raise ConfigError(
+            f"rank {local_rank} of this node has no CUDA device: {num_devices} can be seen; "
+            "take fewer ranks, or look at CUDA_VISIBLE_DEVICES"
+        )
+    return f"cuda:{local_rank}"

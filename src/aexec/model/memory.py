@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import resource
 import sys
 from pathlib import Path
 
-__all__ = ("cache_budget", "free_host_bytes", "peak_host_bytes", "recommended_threads")
+__all__ = (
+    "cache_budget",
+    "free_host_bytes",
+    "give_back_host_memory",
+    "peak_host_bytes",
+    "recommended_threads",
+    "resident_host_bytes",
+)
 
 GIB = 2**30
 _CPU_SHARE, _CPU_CAP = 0.25, 4 * GIB
@@ -28,6 +38,21 @@ def peak_host_bytes() -> int:
     """Peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def resident_host_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """Resident memory of this process now; its peak where there is no ``/proc``."""
+    try:
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_host_bytes()
+
+
+def give_back_host_memory() -> None:
+    """Collect garbage, and have the C library return free pages; only glibc keeps any and knows how."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cache_budget(free_bytes: int, *, is_cuda: bool) -> int:

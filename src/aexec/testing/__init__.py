@@ -1,7 +1,7 @@
 """For tests, yours included: a clock, probes, faults, a leak check, contract checks.
 
-The executors' part (``check_executor``) is imported when it is first used, so that a test
-suite of actors pays for actors alone.
+The parts for executors and channels (``check_executor``, ``check_channel``) are imported when
+they are first used, so that a test suite of actors pays for actors alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from aexec.testing.probe import Received as Received
 from aexec.testing.probe import spawn_probe as spawn_probe
 
 if TYPE_CHECKING:
+    from aexec.testing.channel_checks import CHANNEL_CHECKS as CHANNEL_CHECKS
+    from aexec.testing.channel_checks import check_channel as check_channel
     from aexec.testing.contracts import EXECUTOR_CHECKS as EXECUTOR_CHECKS
     from aexec.testing.contracts import MakeExecutor as MakeExecutor
     from aexec.testing.contracts import check_executor as check_executor
 
 __all__ = (
+    "CHANNEL_CHECKS",
     "EXECUTOR_CHECKS",
     "LeakCheck",
     "Leaked",
@@ -29,6 +32,7 @@ __all__ = (
     "Probe",
     "Received",
     "VirtualClock",
+    "check_channel",
     "check_executor",
     "faults",
     "spawn_probe",
@@ -38,6 +42,6 @@ __all__ = (
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from aexec.testing import contracts
+    from aexec.testing import channel_checks, contracts
 
-    return getattr(contracts, name)
+    return getattr(channel_checks if name in channel_checks.__all__ else contracts, name)

@@ -19,12 +19,18 @@ from collections.abc import Awaitable, Callable
 from aexec.testing.call_checks import CALL_CHECKS
 from aexec.testing.expect import PATIENCE, MakeExecutor
 from aexec.testing.life_checks import LIFE_CHECKS
+from aexec.testing.operation_checks import OPERATION_CHECKS
 from aexec.testing.step_checks import STEP_CHECKS
 
 __all__ = ("EXECUTOR_CHECKS", "MakeExecutor", "check_executor")
 
 #: Every promise that can be checked from outside; a test may run them one by one.
-EXECUTOR_CHECKS: tuple[Callable[[MakeExecutor], Awaitable[None]], ...] = (*CALL_CHECKS, *STEP_CHECKS, *LIFE_CHECKS)
+EXECUTOR_CHECKS: tuple[Callable[[MakeExecutor], Awaitable[None]], ...] = (
+    *CALL_CHECKS,
+    *STEP_CHECKS,
+    *LIFE_CHECKS,
+    *OPERATION_CHECKS,
+)
 
 
 async def check_executor(make: MakeExecutor) -> None:

@@ -8,12 +8,12 @@ import threading
 import time
 from typing import Any
 
-from aexec.messages.batch import GrammarOutput
+from aexec.messages.batch import GrammarOutput, KVConnectorOutput, ModelRunnerOutput
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.worker.compute import cancelled
 from aexec.worker.context import WorkerContext
 
-__all__ = ("ProbeError", "ProbeWorker", "StepProbeWorker")
+__all__ = ("ConnectorProbeWorker", "ProbeError", "ProbeWorker", "SleepProbeWorker", "StepProbeWorker")
 
 
 class ProbeError(Exception):
@@ -158,3 +158,42 @@ class StepProbeWorker(ProbeWorker):
         """The sampling: whose it is, on which rank, and what the bitmask held."""
         self.log.append(("sample", step_id))
         return step_id, self.context.rank, None if grammar is None else grammar.bitmask.tolist()
+
+
+class SleepProbeWorker(StepProbeWorker):
+    """A worker with weights that can be put to sleep, woken up and replaced; it tells what it was told."""
+
+    def sleep(self, level: int) -> str:
+        """Write it down."""
+        self.log.append(("sleep", level))
+        return f"asleep at level {level}"
+
+    def wake_up(self, tags: list[str] | None) -> str:
+        """Write it down."""
+        self.log.append(("wake_up", None if tags is None else tuple(tags)))
+        return "awake"
+
+    def update_weights(self, version: int, fail_on: int | None = None) -> int:
+        """Take them, or fail on one rank."""
+        if fail_on == self.context.rank:
+            raise ProbeError(f"version {version} does not fit", code=version)
+        self.log.append(("weights", version))
+        return version
+
+
+class ConnectorProbeWorker(StepProbeWorker):
+    """A worker with a KV connector: each rank reports request ``r<step>`` a step later than the rank before it."""
+
+    def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """The step's tokens, and what this rank's connector reports."""
+        rank = self.context.rank
+        self.log.append(("sample", step_id, None if grammar is None else len(grammar.request_ids)))
+        reported = step_id - rank
+        connector = KVConnectorOutput(
+            finished_sending=frozenset({f"r{reported}"} if reported > 0 else ()),
+            invalid_block_ids=frozenset({rank}),
+            stats={"ranks": 1.0},
+        )
+        return ModelRunnerOutput(
+            request_ids=[f"r{step_id}"], sampled_token_ids=[[step_id]], kv_connector_output=connector
+        )

@@ -17,14 +17,15 @@ import queue
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 
-__all__ = ("ComputeStatistics", "ComputeThread", "Job", "Pulse", "cancelled")
+from aexec.worker.stacks import thread_stack
+
+__all__ = ("ComputeStatistics", "ComputeThread", "Job", "Pulse", "cancelled", "enter_inference_mode", "now_runs")
 
 EXIT_GRACE = 1.0
 
@@ -109,8 +110,22 @@ def cancelled() -> bool:
 
     Long methods of a worker class may look at it now and then, and leave early.
     """
-    job: Job | None = getattr(_running, "job", None)
+    job: Abandonable | None = getattr(_running, "job", None)
     return job is not None and job.abandoned
+
+
+class Abandonable(Protocol):
+    """What :func:`cancelled` asks."""
+
+    @property
+    def abandoned(self) -> bool:
+        """True once nobody waits for it."""
+        ...
+
+
+def now_runs(job: Abandonable | None) -> None:
+    """Say what this thread runs; for threads other than a :class:`ComputeThread`."""
+    _running.job = job
 
 
 class _Shared:
@@ -187,14 +202,7 @@ class ComputeThread:
     def stack(self) -> str:
         """Where the thread is now, innermost frame last."""
         ident = None if self._thread is None else self._thread.ident
-        frame = None if ident is None else sys._current_frames().get(ident)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
-        if frame is None:
-            return f"thread {self.name} is not running\n"
-        if self.pulse.phase == "idle":
-            return f"thread {self.name} is idle\n"
-        frames = traceback.extract_stack(frame)
-        ours = max((place for place, entry in enumerate(frames) if entry.filename == __file__), default=-1)
-        return f"thread {self.name}, in {self.pulse.phase}:\n" + "".join(traceback.format_list(frames[ours + 1 :]))
+        return thread_stack(self.name, ident, self.pulse.phase, (__file__,))
 
     def discard_queued(self) -> int:
         """Forget the jobs that have not begun; returns how many."""
@@ -231,7 +239,7 @@ def _run_all(shared: _Shared, guard: contextlib.ExitStack) -> _Last | None:
     dead = False
     while isinstance(job := shared.jobs.get(), Job):
         if not dead and job.claim():
-            if shared.inference and _enter_inference_mode(guard):
+            if shared.inference and enter_inference_mode(guard):
                 shared.inference = False
             dead = _run(shared, job)
         del job
@@ -265,8 +273,11 @@ def _run(shared: _Shared, job: Job) -> bool:
     return False
 
 
-def _enter_inference_mode(guard: contextlib.ExitStack) -> bool:
-    """For good, and only if the worker has loaded torch: this module never imports it."""
+def enter_inference_mode(guard: contextlib.ExitStack) -> bool:
+    """Under ``torch.inference_mode`` for as long as ``guard`` is open; False: torch is not loaded.
+
+    This module never imports torch.
+    """
     mode = getattr(sys.modules.get("torch"), "inference_mode", None)
     if mode is not None:
         guard.enter_context(mode())

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
-from aexec.actor import Deferred, OwnedTask
 from aexec.errors import ActorStopped
 
-__all__ = ("AsyncCall",)
+__all__ = ("AsyncCall", "Reply")
+
+
+class Reply(Protocol):
+    """Where a call's end goes; a ``Deferred`` is one."""
+
+    def resolve(self, value: Any, /) -> object:
+        """It ended well."""
+        ...
+
+    def fail(self, error: Exception, /) -> object:
+        """It ended."""
+        ...
+
+
+class _Task(Protocol):
+    def cancel(self) -> object: ...
 
 
 class AsyncCall:
@@ -31,13 +46,13 @@ class AsyncCall:
         id: int,  # noqa: A002 - it is the field's name
         name: str,
         make: Callable[[], Awaitable[Any]],
-        reply: Deferred[Any],
+        reply: Reply,
         failure: Callable[[str, Exception], Exception],
     ) -> None:
         self.id, self.name = id, name
-        self.task: OwnedTask | None = None
+        self.task: _Task | None = None
         self._make, self._failure = make, failure
-        self._reply: Deferred[Any] | None = reply
+        self._reply: Reply | None = reply
         self._awaitable: Awaitable[Any] | None = None
 
     def __repr__(self) -> str:

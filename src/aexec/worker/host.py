@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from aexec.errors import ConfigError, UnknownMethod
-from aexec.messages.batch import GrammarOutput
+from aexec.messages.batch import GrammarOutput, ModelRunnerOutput
 from aexec.messages.control import Hello
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.worker.context import WorkerContext
+from aexec.worker.extend import extended
 from aexec.worker.names import load, name_of
 
 __all__ = ("HOOKS", "Target", "WorkerHost")
@@ -70,14 +71,15 @@ class WorkerHost:
         """Import the worker class and make the worker.
 
         Raises:
-            ConfigError: The name leads to no class, the arguments do not fit its
-                signature, or its step methods are ``async def``.
+            ConfigError: The name leads to no class, an extension clashes, the arguments do
+                not fit its signature, or its step methods are ``async def``.
         """
         config = self.context.config
         named = config.worker_cls
         worker_cls: Any = load(named, "worker_cls") if isinstance(named, str) else named
         if not _is_class(worker_cls):
             raise ConfigError(f"worker_cls is {named!r}: expected a class, or 'package.module:Class'")
+        worker_cls = extended(worker_cls, config.worker_extension)
         self.worker_name = name_of(worker_cls)
         self.wants_inference_mode = bool(getattr(worker_cls, "inference_mode", True))
         _check_arguments(worker_cls, self.context, config.worker_kwargs)
@@ -114,18 +116,22 @@ class WorkerHost:
         return Target(method, found, inspect.iscoroutinefunction(found))
 
     def execute_model(self, step: ExecuteModel) -> Any:
-        """The worker's forward pass."""
-        return self.target("execute_model").call(step)
+        """The worker's forward pass; what it returns goes as :meth:`sample_tokens` says."""
+        return self._outgoing(self.target("execute_model").call(step))
 
     def sample_tokens(self, step: StepId, grammar: GrammarOutput | None) -> Any:
-        """The worker's sampling; what ranks other than the output rank return stays here."""
-        output = self.target("sample_tokens").call(step, grammar)
-        return output if self.context.rank == self.context.output_rank else None
+        """The worker's sampling; of other ranks than the output rank only the KV connector's part leaves."""
+        return self._outgoing(self.target("sample_tokens").call(step, grammar))
 
     def shutdown(self) -> None:
         """The worker's last hook, if it has one."""
         if "shutdown" in self.methods:
             self._worker.shutdown()
+
+    def _outgoing(self, output: Any) -> Any:
+        if self.context.rank == self.context.output_rank:
+            return output
+        return output.kv_connector_output if isinstance(output, ModelRunnerOutput) else None
 
 
 def _is_class(value: object) -> bool:

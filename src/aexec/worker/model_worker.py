@@ -13,12 +13,17 @@ from aexec.messages.lifecycle import ModelInfo
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.model.base import ModelRunner
 from aexec.model.build import build_runner
+from aexec.model.dummy.settings import is_dummy
+from aexec.parallel.link import LinkStatistics
 from aexec.worker.context import WorkerContext
+from aexec.worker.model_operations import WorkerOperations
+from aexec.worker.pipeline import RankPipeline
+from aexec.worker.profiler import RankProfiler
 
 __all__ = ("ModelWorker",)
 
 
-class ModelWorker:
+class ModelWorker(WorkerOperations):
     """Builds a model runner and forwards to it; ``ExecuteModel.payload`` is a ``SchedulerOutput``.
 
     Args:
@@ -43,19 +48,28 @@ class ModelWorker:
             tp_size=parallel.tensor_parallel_size,
             pp_rank=context.pp_rank,
             pp_size=parallel.pipeline_parallel_size,
+            partition=parallel.pipeline_partition,
             device=context.device,
+            local_rank=context.local_rank,
             progress=context.progress,
         )
+        self.pipeline = RankPipeline(context, self.runner, model_config.model)
+        self.profiler = RankProfiler(context.rank, context.generation, uses_torch=not is_dummy(model_config.model))
 
     def __repr__(self) -> str:
         return f"<ModelWorker rank {self.context.rank}: {self.runner!r}>"
 
     def init_device(self) -> None:
-        """Share the cores among the workers of this node; a worker alone keeps them all."""
+        """Share the cores among the workers of this node, and meet the other ranks.
+
+        Raises:
+            PeerLost: They do not come in time.
+        """
         torch: Any = sys.modules.get("torch")
         if torch is not None and self.context.world_size > 1:
             share = max(1, len(os.sched_getaffinity(0)) // self.context.world_size)
             torch.set_num_threads(min(torch.get_num_threads(), share))
+        self.pipeline.open()
 
     def load_model(self) -> None:
         """Load this rank's weights."""
@@ -82,19 +96,35 @@ class ModelWorker:
         return self.runner.info()
 
     def execute_model(self, step: ExecuteModel) -> ModelRunnerOutput | None:
-        """Run the forward pass; a step without tokens only updates requests, and has an empty result.
+        """Run this rank's share of the forward pass; a step without tokens only updates requests.
+
+        Hidden states come from the stage before and go to the one after, worker to worker.
 
         Raises:
             ConfigError: The payload is not a ``SchedulerOutput``.
+            PeerLost: A stage beside is gone, too late, or failed at this step.
         """
         if not isinstance(step.payload, SchedulerOutput):
             raise ConfigError(
                 f"step {step.step} carries {type(step.payload).__name__}: ModelWorker runs a SchedulerOutput; "
                 "for payloads of your own bring a worker_cls"
             )
-        self.runner.execute_model(step.payload)
+        with self.profiler.span(f"execute_model step {step.step}"):
+            self.pipeline.run(step.step, step.payload)
         return ModelRunnerOutput() if step.num_tokens == 0 else None
 
-    def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None) -> ModelRunnerOutput:  # noqa: ARG002
-        """Sample the oldest forward pass, which is that of ``step_id``."""
-        return self.runner.sample_tokens(grammar)
+    def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None) -> ModelRunnerOutput | None:
+        """Sample the oldest forward pass, which is that of ``step_id``; None on ranks that keep no logits."""
+        if self.context.rank != self.context.output_rank:
+            return None
+        with self.profiler.span(f"sample_tokens step {step_id}"):
+            return self.runner.sample_tokens(grammar)
+
+    def pipeline_statistics(self) -> LinkStatistics:
+        """How much went from stage to stage, and how long this rank stood still for it."""
+        return self.pipeline.statistics()
+
+    def shutdown(self) -> None:
+        """Write what is still recorded, and leave the other ranks."""
+        self.profiler.close()
+        self.pipeline.close()

@@ -21,7 +21,7 @@ import msgspec
 from aexec.errors import AexecError, RemoteError, note
 from aexec.worker.names import load
 
-__all__ = ("RemoteFailure", "caller_error", "capture", "rebuild", "remote_error", "traceback_text")
+__all__ = ("RemoteFailure", "caller_error", "capture", "departing", "rebuild", "remote_error", "traceback_text")
 
 # Python gives these a meaning of their own: raising one that came from afar would end a
 # generator, or look like a cancellation.
@@ -68,6 +68,13 @@ def capture(error: BaseException, *, rank: int, method: str) -> RemoteFailure:
     return RemoteFailure(**_facts(error, rank=rank, method=method), state=_pickled(_state_of(error)))
 
 
+def departing(error: BaseException, *, rank: int, method: str) -> AexecError | RemoteFailure:
+    """What another process is sent of ``error``: errors of aexec itself as they are, others captured."""
+    if isinstance(error, AexecError) and type(error).__module__.startswith("aexec.") and _pickles(error):
+        return caller_error(error, rank=rank, method=method)
+    return capture(error, rank=rank, method=method)
+
+
 def rebuild(failure: RemoteFailure) -> RemoteError:
     """The error that ``failure`` describes, with its original type if that is known here."""
     facts = {name: getattr(failure, name) for name in _FACTS}
@@ -87,7 +94,16 @@ def _is_plumbing(module: str) -> bool:
 
 
 _PLUMBING = frozenset(
-    f"aexec.{name}" for name in ("model.actor", "worker.compute", "worker.coroutines", "worker.host", "worker.worker")
+    f"aexec.{name}"
+    for name in (
+        "model.actor",
+        "worker.compute",
+        "worker.coroutines",
+        "worker.device",
+        "worker.host",
+        "worker.process",
+        "worker.worker",
+    )
 )
 
 

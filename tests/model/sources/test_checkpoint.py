@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from aexec.errors import ModelLoadError
-from aexec.model.sources.checkpoint import TensorEntry, num_elements, read_headers
+from aexec.model.sources.checkpoint import TensorEntry, end_costs, num_elements, read_headers
 
 
 @pytest.fixture
@@ -63,3 +63,13 @@ def test_a_file_that_was_cut_short_is_refused(checkpoint) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
     with pytest.raises(ModelLoadError, match=r"is cut short: it has .* bytes and its header speaks of"):
         read_headers([checkpoint])
+
+
+def test_the_ends_of_a_model_are_measured_in_layers(checkpoint) -> None:
+    """The table of tokens against the mean layer: all of it for the head, half for the embedding."""
+    assert end_costs(read_headers([checkpoint])) == pytest.approx((40 / 9.5 / 2, 40 / 9.5))
+
+
+def test_a_checkpoint_without_layers_has_free_ends() -> None:
+    """There is nothing to measure them in."""
+    assert end_costs([]) == (0.0, 0.0)

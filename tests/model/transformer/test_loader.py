@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,6 +129,15 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tiny_model, mo
     with pytest.raises(OutOfMemory, match=r"in float32 on cpu needs 0\.9 MiB and 0\.5 MiB are available") as caught:
         load(tiny_model("llama"))
     assert caught.value.need_bytes == 229_952 * 4
+
+
+def test_ranks_that_share_layers_share_the_need_and_the_host(tiny_model, monkeypatch) -> None:
+    """Each of two needs half of what one does, and may count on half of what is free."""
+    monkeypatch.setattr(loader, "free_host_bytes", lambda: 500_000)
+    files = open_directory(tiny_model("llama"))
+    with pytest.raises(OutOfMemory, match=r"or more ranks") as caught:
+        load_model(files, ModelConfig(model="x"), stage=Stage(), device=CPU, tensor=SimpleNamespace(size=2))
+    assert (caught.value.need_bytes, caught.value.have_bytes) == (229_952 * 2, 250_000)
 
 
 def test_half_the_dtype_needs_half_the_memory(tiny_model, monkeypatch) -> None:

@@ -77,7 +77,7 @@ class Attention(nn.Module):
 
 
 def products(model: nn.Module) -> set[int]:
-    return {id(child._product) for child in model.modules() if isinstance(child, PackedLinear)}
+    return {id(child.product) for child in model.modules() if isinstance(child, PackedLinear)}
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -100,7 +100,7 @@ def test_a_shared_product_keeps_nothing_once_all_have_taken_their_part() -> None
     model = Attention()
     pack_linears(model, lambda _: None)
     inputs = torch.randn(1, 3, 16)
-    product = model.q_proj._product
+    product = model.q_proj.product
     model.q_proj(inputs)
     assert product._inputs is inputs
     model.k_proj(inputs)

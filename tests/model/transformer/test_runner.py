@@ -12,6 +12,7 @@ from aexec.errors import OutOfMemory, ProtocolError, UnsupportedModel
 from aexec.messages import SchedulerOutput
 from aexec.model.base import ModelRunner
 from aexec.model.transformer import runner as torch_runner
+from aexec.model.transformer.hooks import Stage
 from aexec.model.transformer.runner import TorchRunner
 
 PROMPTS = {"a": [11, 12, 13], "b": list(range(20, 55)), "c": [400]}
@@ -42,7 +43,8 @@ def alone(runner, make, name: str, max_tokens: int = 8, **sampling) -> list[int]
 def test_it_is_a_model_runner(llama) -> None:
     """It has all methods of the protocol."""
     methods = [name for name in vars(ModelRunner) if not name.startswith("_")]
-    assert all(callable(getattr(llama, name)) for name in methods)
+    assert methods
+    assert all(hasattr(llama, name) for name in methods)
 
 
 def test_info_tells_what_it_holds(llama) -> None:
@@ -166,7 +168,7 @@ def test_logits_that_are_no_numbers_fail_their_request_only(tiny_model, ready_ru
     runner = ready_runner(tiny_model("llama", seed=1), block_size=8, num_blocks=16)
     expected = {name: alone(runner, toy_scheduler, name) for name in ("a", "b")}
     with torch.no_grad():
-        runner._model.module.get_input_embeddings().weight[499] = math.nan
+        runner._store.model.module.get_input_embeddings().weight[499] = math.nan
     scheduler = toy_scheduler(block_size=8, num_blocks=16)
     scheduler.add("a", PROMPTS["a"], 8)
     scheduler.add("bad", [5, 499, 6, *range(100, 140)], 8)
@@ -210,6 +212,17 @@ def test_the_cache_follows_the_budget(tiny_model) -> None:
         runner.initialize_cache(1000)
 
 
+def test_the_ranks_of_a_host_share_what_is_free(tiny_model, monkeypatch) -> None:
+    """Each takes a quarter of its share, so that all of them together take what one alone would."""
+    monkeypatch.setattr(torch_runner, "free_bytes", lambda _device: 8_000_000)
+    found = []
+    for stage in (Stage(), Stage(0, 2)):
+        runner = TorchRunner(ModelConfig(model=str(tiny_model("llama_gqa"))), CacheConfig(), stage=stage)
+        runner.load_model()
+        found.append(runner.determine_available_memory())
+    assert found == [2_000_000, 1_000_000]
+
+
 def test_steps_in_the_wrong_order_are_refused(tiny_model) -> None:
     """Before it is loaded, and before it has a cache."""
     runner = TorchRunner(ModelConfig(model=str(tiny_model("llama_gqa"))), CacheConfig())
@@ -223,12 +236,12 @@ def test_steps_in_the_wrong_order_are_refused(tiny_model) -> None:
 def test_warming_up_leaves_the_null_block_as_it_was(tiny_model, ready_runner) -> None:
     """It is where the warm-up writes, and padding reads it."""
     runner = ready_runner(tiny_model("llama_gqa"), block_size=8)
-    assert all(bool(keys[0].eq(0).all()) for keys in runner._cache.keys.values())
+    assert all(bool(keys[0].eq(0).all()) for keys in runner._store.cache.keys.values())
 
 
 def test_a_model_that_attends_past_the_cache_is_refused(tiny_model, ready_runner) -> None:
     """It would answer, and wrongly: each step would see its own tokens only."""
     runner = ready_runner(tiny_model("llama_gqa"))
-    runner._model.module.set_attn_implementation("sdpa")
+    runner._store.model.module.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM attends in a way of its own, past our KV cache"):
         runner.compile_or_warm_up()

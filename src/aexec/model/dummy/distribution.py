@@ -28,6 +28,11 @@ class DummyDistribution:
         printable = [token for token in _PRINTABLE if token < size and token != eos]
         self._sayable = printable or [token for token in range(size) if token != eos]
 
+    @property
+    def settings(self) -> DummySettings:
+        """What it was made with."""
+        return self._settings
+
     def state(self, prefix_hash: int, sampling: SamplingParams) -> int:
         """A hash of the seeds and of all tokens so far; it decides the next one."""
         seed = 0 if sampling.is_greedy else mix64(sampling.seed or 0) | 1

@@ -30,8 +30,11 @@ from aexec.model.base import ModelInfo
 from aexec.model.dummy.distribution import DummyDistribution
 from aexec.model.dummy.ledger import BatchLedger, LedgerEntry, ScheduledSpan
 from aexec.model.dummy.settings import DUMMY_EOS_TOKEN_ID, DummySettings, is_dummy
+from aexec.model.dummy.store import DummyStore
 from aexec.model.memory import peak_host_bytes
+from aexec.model.operations import ModelOperations
 from aexec.model.sampling.bitmask import allowed_tokens, checked_bitmask, grammar_rows
+from aexec.model.sampling.noise import mix64
 
 __all__ = ("DUMMY_EOS_TOKEN_ID", "DummyRunner", "DummySettings", "DummyStatistics", "is_dummy")
 
@@ -81,6 +84,10 @@ class DummyRunner:
         model: ModelConfig | None = None,
         cache: CacheConfig | None = None,
         settings: DummySettings | None = None,
+        *,
+        stage: int = 0,
+        num_stages: int = 1,
+        samples: bool = True,
     ) -> None:
         """A runner for ``model``, by default ``dummy``.
 
@@ -88,6 +95,9 @@ class DummyRunner:
             model: Its name holds the settings, as in ``dummy:vocab_size=64``.
             cache: Sizes of the simulated KV cache.
             settings: In place of those that the name holds.
+            stage: Its pipeline stage.
+            num_stages: Stages of the pipeline; a forward pass takes each an equal share of ``forward_seconds``.
+            samples: False: another rank does it.
 
         Raises:
             ConfigError: The name is not the dummy's, or a setting is wrong.
@@ -96,16 +106,23 @@ class DummyRunner:
         self.settings = settings or DummySettings.parse(model.model)
         self._cache = cache or CacheConfig()
         self._max_model_len = model.max_model_len or self.settings.max_model_len
-        self._ledger: BatchLedger | None = None
         self._num_blocks = 0
         self._launched: deque[_Launched] = deque()
         self._failures: deque[BaseException] = deque()
         self._steps = self._tokens = self._sampled = 0
-        self._distribution = DummyDistribution(self.settings)
+        self._stage, self._num_stages, self._samples = stage, num_stages, samples
+        self._store = DummyStore(self.settings, self._make_ledger)
+        self.operations = ModelOperations(self._store, self._forget, lambda: len(self._launched))
+        self.operations.load_weights()
 
     def __repr__(self) -> str:
         done = f"{self._steps} steps, {self._tokens} tokens"
         return f"<DummyRunner: vocabulary of {self.settings.vocab_size}, {done}, {len(self._launched)} to sample>"
+
+    @property
+    def device(self) -> str:
+        """Always ``cpu``."""
+        return "cpu"
 
     def statistics(self) -> DummyStatistics:
         """What it has done and holds."""
@@ -116,8 +133,11 @@ class DummyRunner:
         """Raise ``error`` from the next ``execute_model``, which then does nothing; may be queued."""
         self._failures.append(error)
 
+    def join(self, tensor_group: object) -> None:
+        """It has nothing to share."""
+
     def load_model(self) -> None:
-        """There is nothing to load."""
+        """There is nothing to load: the seed is in its name."""
 
     def determine_available_memory(self) -> int:
         """Bytes of the budget, or of 4096 blocks."""
@@ -133,12 +153,23 @@ class DummyRunner:
         if self._num_blocks < 2:
             remedy = "raise CacheConfig.memory_bytes, or lower CacheConfig.block_size"
             raise OutOfMemory("the smallest KV cache, two blocks,", 2 * self._block_bytes, available_bytes, remedy)
-        self._ledger = BatchLedger(
+        self._store.make_cache()
+        self.operations.residency.cache_made()
+
+    def _make_ledger(self) -> BatchLedger:
+        return BatchLedger(
             num_blocks=self._num_blocks,
             block_size=self._cache.block_size,
             max_model_len=self._max_model_len,
             vocab_size=self.settings.vocab_size,
+            samples=self._samples,
         )
+
+    def _forget(self, why: str) -> None:
+        """Other weights have other KV; the ledger finds whoever relies on the old."""
+        del why
+        if self._ledger is not None:
+            self._store.make_cache()
 
     def compile_or_warm_up(self) -> None:
         """There is nothing to warm up."""
@@ -166,21 +197,47 @@ class DummyRunner:
         Raises:
             ProtocolError: The batch contradicts what was said before, or comes too early.
         """
+        self.execute_stage(batch)
+
+    def execute_stage(self, batch: SchedulerOutput, incoming: int | None = None) -> int | None:
+        """:meth:`execute_model` of one stage; hidden states are a hash of all tokens that the step reads.
+
+        Args:
+            batch: The same on every stage.
+            incoming: What the stage before returned.
+
+        Raises:
+            ProtocolError: The batch contradicts what was said before, or comes too early, or the
+                hidden states are those of another step.
+        """
         if self._failures:
             raise self._failures.popleft()
+        if batch.num_scheduled_tokens:
+            self.operations.require_ready("a forward pass")
         if self._ledger is None:
+            if self.operations.residency.cache_sleeps:
+                return None  # nobody is known whom the batch could tell about
             raise ProtocolError("execute_model came before initialize_cache")
         if len(self._launched) == _MOST_LAUNCHED:
             raise ProtocolError(f"{_MOST_LAUNCHED} forward passes wait for sample_tokens: sample before the next one")
         spans = self._ledger.apply(batch)
         if not spans:
-            return
+            return None
         self._refuse_crash_token(spans)
+        self._check_incoming(spans, incoming)
         if self.settings.forward_seconds:  # sleep(0) would give the core away
-            time.sleep(self.settings.forward_seconds)
+            time.sleep(self.settings.forward_seconds / self._num_stages)
         self._steps += 1
         self._tokens += sum(span.end - span.start for span in spans)
-        self._launched.append(self._launch(spans))
+        if self._stage < self._num_stages - 1:
+            return _hidden(spans, self._stage)
+        if self._samples:
+            self._launched.append(self._launch(spans))
+        return None
+
+    def blank_hidden(self, num_tokens: int) -> int:  # noqa: ARG002 - one word for any number of tokens
+        """Zero."""
+        return 0
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample the oldest forward pass.
@@ -202,8 +259,23 @@ class DummyRunner:
         )
 
     @property
+    def _ledger(self) -> BatchLedger | None:
+        return self._store.ledger
+
+    @property
+    def _distribution(self) -> DummyDistribution:
+        return self._store.distribution
+
+    @property
     def _block_bytes(self) -> int:
         return self._cache.block_size * _SLOT_BYTES
+
+    def _check_incoming(self, spans: Sequence[ScheduledSpan], incoming: int | None) -> None:
+        expected = None if self._stage == 0 else _hidden(spans, self._stage - 1)
+        if incoming != expected:
+            raise ProtocolError(
+                f"stage {self._stage} got the hidden states {incoming}: expected {expected}, those of its own step"
+            )
 
     def _refuse_crash_token(self, spans: Sequence[ScheduledSpan]) -> None:
         crash = self.settings.crash_token_id
@@ -269,6 +341,14 @@ class DummyRunner:
             self._distribution.logprobs(entry.token_ids[place + 1], self._state(entry, place), num_top)
             for place in places
         ]
+
+
+def _hidden(spans: Sequence[ScheduledSpan], stage: int) -> int:
+    """What a stage makes of a step: other tokens, another order or another stage give another word."""
+    word = stage + 1
+    for span in spans:
+        word = mix64(word ^ span.entry.prefix_hashes[span.end - 1])
+    return word
 
 
 def _filter(row: _Row, allowed: NDArray[np.bool_] | None) -> Callable[[int], bool]:

@@ -34,7 +34,7 @@ class DummySettings:
         max_model_len: Tokens of prompt and output together; ``ModelConfig.max_model_len`` wins.
         eos_token_id: What it says at its end; any id when it never ends by itself.
         eos_probability: Chance at each token that it ends, in [0, 1].
-        forward_seconds: How long a forward pass blocks its thread.
+        forward_seconds: How long a forward pass blocks, over all pipeline stages together.
         poison_token_id: A request whose prompt holds it fails alone, as with NaN logits; -1: none.
         crash_token_id: A prompt that holds it makes the forward pass raise; -1: none.
     """
@@ -70,6 +70,11 @@ class DummySettings:
         pairs = [pair for pair in model.partition(":")[2].split(",") if pair]
         values: dict[str, Any] = dict(_parse_pair(pair) for pair in pairs)
         return cls(**values)
+
+    def __str__(self) -> str:
+        """The name that :meth:`parse` reads."""
+        values = (f"{each.name}={getattr(self, each.name)}" for each in dataclasses.fields(self))
+        return f"dummy:{','.join(values)}"
 
     def _require(self, name: str, expected: str, *, holds: bool) -> None:
         if not holds:

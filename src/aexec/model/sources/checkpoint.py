@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from aexec.errors import ModelLoadError
+from aexec.parallel.stages import EndCosts
 
-__all__ = ("TensorEntry", "num_elements", "read_headers")
+__all__ = ("TensorEntry", "end_costs", "num_elements", "read_headers")
 
 _MAX_HEADER = 100 * 2**20
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -65,6 +66,16 @@ def num_elements(entries: Iterable[TensorEntry], layers: range | None = None) ->
     return sum(
         entry.num_elements for entry in entries if layers is None or entry.layer is None or entry.layer in layers
     )
+
+
+def end_costs(entries: Iterable[TensorEntry]) -> EndCosts:
+    """What embedding and head of a checkpoint cost beside its layers; both are as large as the table of tokens."""
+    sizes: dict[int | None, list[int]] = {}
+    for entry in entries:
+        sizes.setdefault(entry.layer, []).append(entry.num_elements)
+    table = max(sizes.pop(None, [0]))
+    layer = sum(map(sum, sizes.values())) / max(1, len(sizes))
+    return EndCosts.of(table, table, layer)
 
 
 def _read_header(file: Path) -> list[TensorEntry]:

@@ -29,7 +29,7 @@ from aexec.model.transformer.attention_cuda import VarlenStep, varlen_attention
 from aexec.model.transformer.inputs import Chunk, DecodeGroup, StepInputs
 from aexec.model.transformer.kv_cache import KVCache
 
-__all__ = ("ATTENTION_NAME", "AttentionState", "AttentionStep", "LayerCache", "attach", "paged_attention")
+__all__ = ("ATTENTION_NAME", "AttentionState", "AttentionStep", "LayerCache", "attach", "detach", "paged_attention")
 
 ATTENTION_NAME = "aexec_paged"
 
@@ -164,8 +164,12 @@ class AttentionState:
         self._room: dict[str, Tensor] = {}
 
     def __repr__(self) -> str:
-        room = sum(tensor.nbytes for tensor in self._room.values())
-        return f"<AttentionState: {self.num_calls} calls, {room / 2**20:,.1f} MiB of room>"
+        return f"<AttentionState: {self.num_calls} calls, {self.num_bytes / 2**20:,.1f} MiB of room>"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the room."""
+        return sum(tensor.nbytes for tensor in self._room.values())
 
     def gather(self, name: str, pool: Tensor, block_ids: Tensor) -> Tensor:
         """Copies of blocks, side by side; valid until the next gather of that name.
@@ -209,6 +213,12 @@ def attach(modules: Iterable[tuple[int, nn.Module]], cache: KVCache, state: Atte
     for layer, module in modules:
         holder: Any = module
         holder.aexec_layer = LayerCache(cache.keys[layer], cache.values[layer], state)
+
+
+def detach(modules: Iterable[tuple[int, nn.Module]]) -> None:
+    """Take the cache away from attention modules again, so that nothing holds its memory."""
+    for _, module in modules:
+        vars(module).pop("aexec_layer", None)
 
 
 def paged_attention(

@@ -2,11 +2,13 @@
 
 What is private here: ``post_init`` as the moment between "built on the meta device" and
 "weights are read", at which a pipeline stage drops the layers it does not own, so that they
-are never read; the duck type of a model's body; the marks that GGUF leaves on a model, and
-its progress bar.
+are never read; how tensor parallelism gets its mesh, expands its plan, and hangs itself into
+``forward``; the duck type of a model's body; the marks that GGUF leaves on a model, and its
+progress bar.
 The conformance test runs over every architecture that we allow and guards all of it.
 
-Source: transformers 5.24, ``modeling_utils.py``, ``from_pretrained`` and ``post_init``.
+Source: transformers 5.24, ``modeling_utils.py``, ``from_pretrained`` and ``post_init``;
+``distributed/mixin.py``.
 """
 
 from __future__ import annotations
@@ -25,17 +27,33 @@ import torch
 import transformers as _transformers
 import transformers.modeling_gguf_pytorch_utils as _gguf_utils
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers.distributed import tensor_parallel as _tensor_parallel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from aexec.errors import ModelLoadError
 from aexec.model.base import LoadProgress
+from aexec.parallel.stages import EndCosts, balanced_partition, checked_partition, layers_of_stage
+from aexec.parallel.tensor import Split, TensorGroup
 
-__all__ = ("Stage", "convert_gguf", "load_stage", "model_class_name", "register_attention", "silent")
+__all__ = (
+    "Stage",
+    "convert_gguf",
+    "kv_heads_per_rank",
+    "load_stage",
+    "model_class_name",
+    "read_config",
+    "register_attention",
+    "silent",
+)
 
 _LAST_NORM = re.compile(r"(ln_f|(final_)?(layer_?)?norm)")
 transformers: Any = _transformers  # its annotations are partial
 gguf_utils: Any = _gguf_utils
+tensor_parallel: Any = _tensor_parallel
 _silencing = threading.Lock()  # what it guards is global to transformers
 
 
@@ -53,12 +71,15 @@ class Stage:
     Attributes:
         rank: Place in the pipeline.
         size: Stages of the pipeline.
+        partition: Layers of each stage; None balances them.
+        ends: What the ends of the model cost, for balancing.
         incoming: Hidden states ``[1, num_tokens, hidden_size]`` from the stage before;
             set before each forward pass of any stage but the first.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, partition: tuple[int, ...] | None = None) -> None:
+        self.rank, self.size, self.partition = rank, size, partition
+        self.ends = EndCosts()
         self.incoming: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -75,10 +96,16 @@ class Stage:
         return self.rank == self.size - 1
 
     def layers(self, num_layers: int) -> range:
-        """Which of ``num_layers`` are its own; earlier stages take one more when it does not divide."""
-        share, rest = divmod(num_layers, self.size)
-        start = self.rank * share + min(self.rank, rest)
-        return range(start, start + share + (self.rank < rest))
+        """Which of ``num_layers`` are its own.
+
+        Raises:
+            ConfigError: The partition is of another number of layers, or there are too few for the stages.
+        """
+        if self.partition is None:
+            partition = balanced_partition(num_layers, self.size, self.ends)
+        else:
+            partition = checked_partition(self.partition, num_layers)
+        return layers_of_stage(partition, self.rank)
 
     def cut(self, model: Any) -> None:
         """Leave this stage's modules in a model without weights, under their own names."""
@@ -126,22 +153,64 @@ def register_attention(name: str, function: Callable[..., tuple[Tensor, None]]) 
     transformers.AttentionInterface.register(name, function)
 
 
-def load_stage(directory: Path, class_name: str, stage: Stage, *, dtype: torch.dtype, attention: str) -> Any:
-    """Read one stage's weights; the others are never touched.
+def read_config(directory: Path) -> Any:
+    """The configuration of a model's text part; ``base_model_tp_plan`` is its plan for tensor parallelism, or None."""
+    return transformers.AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+
+
+def kv_heads_per_rank(plan: dict[str, str], num_heads: int, size: int) -> int | None:
+    """Key/value heads that each rank of a tensor-parallel group stores; None: they cannot be shared out."""
+    heads: int | None = tensor_parallel.get_kv_heads_per_rank(plan, num_heads, size)
+    return heads
+
+
+def load_stage(
+    directory: Path,
+    class_name: str,
+    stage: Stage,
+    *,
+    dtype: torch.dtype,
+    attention: str,
+    device: torch.device,
+    tensor: TensorGroup | None = None,
+    blank: dict[str, Tensor] | None = None,
+) -> tuple[Any, dict[str, Split]]:
+    """Read one stage's weights, or this rank's part of them; the others are never touched.
+
+    With ``blank``, which has all weights of the whole model, no file is read: somebody else
+    fills the model.
+
+    Returns:
+        The model, and how its weights are shared out, by name. With ``tensor`` its weights
+        are plain tensors, this rank's parts, in modules that are as large as the whole by
+        their own account; see ``shards.share_out``.
 
     Raises:
         ModelLoadError: A weight of this stage is missing, or the files do not fit the model.
     """
     model_class: Any = _cut_class(getattr(transformers, class_name), stage)
+    more: dict[str, Any] = {}
+    if tensor is not None:
+        model_class = _split_class(model_class, tensor, device)
+        more["distributed_config"] = DistributedConfig(tp_size=tensor.size)
+    if blank is not None:
+        more |= {
+            "state_dict": blank,
+            "config": transformers.AutoConfig.from_pretrained(directory, local_files_only=True),
+        }
     try:
         model, report = model_class.from_pretrained(
-            directory, local_files_only=True, output_loading_info=True, dtype=dtype, attn_implementation=attention
-        )
+            None if blank is not None else directory, local_files_only=True, output_loading_info=True, dtype=dtype, attn_implementation=attention,
+            **more,
+        )  # fmt: skip
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelLoadError(f"{directory} could not be loaded as {class_name}: {error}") from error
     _refuse_gaps(directory, class_name, report)
+    if blank is not None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()  # memory of its own, to be filled
     model.config.pad_token_id = None  # no row of ours is padding, and some models would warn of it in each process
-    return model.eval()
+    return model.to(device).eval(), {} if tensor is None else _make_local(model)
 
 
 def _cut_class(model_class: Any, stage: Stage) -> Any:
@@ -153,10 +222,65 @@ def _cut_class(model_class: Any, stage: Stage) -> Any:
         model_class.post_init(self)
         stage.cut(self)
 
+    return _subclass(model_class, post_init=post_init)
+
+
+def _split_class(model_class: Any, tensor: TensorGroup, device: torch.device) -> Any:
+    """A subclass that reads this rank's part of each weight.
+
+    ``transformers`` would build a mesh of its own, over all of the world, and on CUDA wherever
+    there is CUDA. Ours is the group that we have already.
+    """
+
+    def prepare(_class: Any, config: Any, device_map: Any = None) -> tuple[Any, Any, Any]:  # noqa: ARG001  # its signature
+        mesh = DeviceMesh.from_group(tensor.process_group, device.type, mesh_dim_names=("tp",))
+        return config, device, _OneMesh(mesh)
+
+    def expand(self: Any, plan: dict[str, str]) -> dict[str, str]:
+        absent = {name for name, module in self.named_modules() if isinstance(module, Identity)}
+        rules: dict[str, str] = model_class._expand_parallel_plan(self, plan)  # noqa: SLF001  # see above
+        return {name: style for name, style in rules.items() if name not in absent}
+
+    return _subclass(model_class, prepare_distribute_model=classmethod(prepare), _expand_parallel_plan=expand)
+
+
+def _subclass(model_class: Any, **members: Any) -> Any:
     # The module's name decides whether transformers takes it for custom code; for custom code it silently skips
     # the renaming of checkpoint keys, and a head would stay random.
-    members = {"post_init": post_init, "__module__": model_class.__module__}
-    return type(model_class.__name__, (model_class,), members)
+    return type(model_class.__name__, (model_class,), {**members, "__module__": model_class.__module__})
+
+
+class _OneMesh:
+    """Stands where ``transformers`` has a mesh for each kind of parallelism; there is one kind here."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+
+    def get_mesh(self, _dims: object) -> DeviceMesh:
+        return self._mesh
+
+
+def _make_local(model: Any) -> dict[str, Split]:
+    """Take ``transformers``' exchanges out of the model, and make plain tensors of its distributed ones."""
+    made: dict[Any, nn.Parameter] = {}  # tied ones stay tied
+    splits: dict[str, Split] = {}
+    for path, module in model.named_modules():
+        if getattr(module, "_is_hooked", False):
+            module.__dict__.pop("forward", None)  # not there when only parameters of its are split
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, DTensor):
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(parameter.to_local().detach(), requires_grad=False)
+                module.register_parameter(name, made[parameter])
+                splits |= {f"{path}.{name}": split for split in _splits(parameter)}
+    model.config.__dict__.pop("distributed_config", None)
+    return splits
+
+
+def _splits(parameter: DTensor) -> list[Split]:
+    """One, or none if the parameter is whole on all ranks."""
+    placements: Any = parameter.placements
+    return [Split(each.dim, getattr(each, "split_factor", 1)) for each in placements if hasattr(each, "dim")]
 
 
 def convert_gguf(source: Path, target: Path) -> None:

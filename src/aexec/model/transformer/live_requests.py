@@ -41,6 +41,8 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self._requests: dict[str, LiveRequest] = {}
+        self._forgotten = ""
+        self._filled: set[int] | None = None  # blocks that hold KV since; None: there was no reason to ask
 
     def __repr__(self) -> str:
         blocks = sum(len(request.block_ids) for request in self._requests.values())
@@ -58,7 +60,13 @@ class LiveRequests:
         try:
             return self._requests[request_id]
         except KeyError:
-            raise ProtocolError(f"request {request_id} is not known to the runner: it was never sent as new") from None
+            why = f"it was forgotten, as {self._forgotten}" if self._forgotten else "it was never sent as new"
+            raise ProtocolError(f"request {request_id} is not known to the runner: {why}") from None
+
+    def forget_all(self, why: str) -> None:
+        """What the KV cache holds is void: requests have to come again, as new, with nothing computed."""
+        self._requests.clear()
+        self._forgotten, self._filled = why, set()
 
     def apply(self, batch: SchedulerOutput, block_size: int) -> list[int]:
         """Learn what the scheduler says.
@@ -75,6 +83,8 @@ class LiveRequests:
         for new in batch.new:
             fresh += self._learn(new, block_size)
         fresh += self._extend(batch.cached)
+        if self._filled is not None:
+            self._filled.update(fresh)
         return fresh
 
     def shares(self, num_scheduled_tokens: dict[str, int]) -> list[ScheduledTokens]:
@@ -89,9 +99,15 @@ class LiveRequests:
     def _learn(self, new: NewRequestData, block_size: int) -> Sequence[int]:
         if new.request_id in self._requests:
             raise ProtocolError(f"request {new.request_id} is sent as new and is live already")
+        num_filled = -(-new.num_computed_tokens // block_size)
+        if self._filled is not None and not self._filled.issuperset(new.block_ids[:num_filled]):
+            raise ProtocolError(
+                f"request {new.request_id} comes with {new.num_computed_tokens} computed tokens in blocks that hold "
+                f"nothing: {self._forgotten}"
+            )
         blocks = np.array(new.block_ids, dtype=np.int64)
         self._requests[new.request_id] = LiveRequest(SamplingState.from_request(new), blocks, new.num_computed_tokens)
-        return new.block_ids[-(-new.num_computed_tokens // block_size) :]
+        return new.block_ids[num_filled:]
 
     def _extend(self, cached: CachedRequestData) -> list[int]:
         fresh: list[int] = []

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aexec.config import ModelConfig
 from aexec.errors import ConfigError, OutOfMemory, UnsupportedModel
 from aexec.model.base import LoadProgress
 from aexec.model.memory import free_host_bytes
-from aexec.model.sources.checkpoint import num_elements, read_headers
+from aexec.model.sources.checkpoint import end_costs, num_elements
 from aexec.model.sources.resolve import ModelFiles
+from aexec.model.sources.sharded import read_index, whole_entries
 from aexec.model.transformer.attention import ATTENTION_NAME, paged_attention
-from aexec.model.transformer.hooks import Stage, load_stage, model_class_name, register_attention, silent
+from aexec.model.transformer.hooks import (
+    Stage,
+    kv_heads_per_rank,
+    load_stage,
+    model_class_name,
+    read_config,
+    register_attention,
+    silent,
+)
 from aexec.model.transformer.kv_cache import KVShape
 from aexec.model.transformer.packed import can_pack, pack_linears
+from aexec.model.transformer.shards import share_out
+from aexec.model.transformer.split import check_split
+from aexec.model.transformer.weights import Shard, whole
+from aexec.parallel.tensor import Split, TensorGroup
 
 __all__ = ("SUPPORTED", "LoadedModel", "attention_modules", "choose_dtype", "free_bytes", "load_model", "text_config")
 
@@ -56,6 +70,7 @@ class LoadedModel:
         vocab_size: Rows of the output head.
         max_model_len: Tokens of a request at most.
         num_parameters: That this rank holds.
+        shard: Takes the name and the tensor of a weight of the whole model to what this rank holds of it.
     """
 
     module: Any
@@ -66,35 +81,61 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int
     num_parameters: int
+    shard: Shard = whole
 
 
 def load_model(
-    files: ModelFiles, config: ModelConfig, *, stage: Stage, device: torch.device, progress: LoadProgress | None = None
+    files: ModelFiles,
+    config: ModelConfig,
+    *,
+    stage: Stage,
+    device: torch.device,
+    tensor: TensorGroup | None = None,
+    progress: LoadProgress | None = None,
 ) -> LoadedModel:
-    """Load one stage's weights.
+    """Load one stage's weights, or this rank's part of them.
+
+    Args:
+        files: Where they are.
+        config: How the model is held.
+        stage: This rank's share of the layers.
+        device: Where to.
+        tensor: The ranks that share each of these layers; None: this rank has them whole.
+        progress: Told how far loading has come.
 
     Raises:
-        UnsupportedModel: Its architecture is not in :data:`SUPPORTED`, and the user did not insist.
+        UnsupportedModel: Its architecture is not in :data:`SUPPORTED`, and the user did not insist;
+            or it cannot be split in as many parts.
         ConfigError: ``max_model_len`` is more than the model can do.
         OutOfMemory: It does not fit; found before anything is loaded.
         ModelLoadError: The files are damaged or incomplete.
     """
     architecture = _architecture(files, allow_untested=config.allow_untested)
+    if tensor is not None:
+        check_split(architecture, read_config(files.directory), tensor.size)
     dtype = choose_dtype(config, files, device)
-    _check_fits(files, dtype, stage, device)
+    stage.ends = end_costs(whole_entries(files))
+    _check_fits(files, dtype, stage, device, 1 if tensor is None else tensor.size)
     register_attention(ATTENTION_NAME, paged_attention)
     with silent(progress):
-        module: Any = load_stage(files.directory, architecture, stage, dtype=dtype, attention=ATTENTION_NAME).to(device)
+        module, splits = load_stage(
+            files.directory, architecture, stage, dtype=dtype, attention=ATTENTION_NAME, device=device, tensor=tensor,
+            blank=_blank(files),
+        )  # fmt: skip
+    kv_shapes = _kv_shapes(module, tensor)
+    if tensor is not None:
+        share_out(module, module.tp_plan, tensor)
     text = text_config(module)
     loaded = LoadedModel(
         module=module,
         architecture=architecture,
         dtype=dtype,
         device=device,
-        kv_shapes={layer: _kv_shape(attention, text) for layer, attention in attention_modules(module)},
+        kv_shapes=kv_shapes,
         vocab_size=int(text.vocab_size),
         max_model_len=_max_model_len(config, text),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        shard=whole if tensor is None else partial(_part, tensor, splits),
     )
     if device.type == "cpu":
         if can_pack(dtype):
@@ -132,6 +173,12 @@ def attention_modules(module: nn.Module) -> Iterator[tuple[int, nn.Module]]:
             yield layer, child
 
 
+def _blank(files: ModelFiles) -> dict[str, torch.Tensor] | None:
+    """Zeros that take no memory, by name, in place of the ranks' files of a sharded state; see ``store``."""
+    state = read_index(files.directory)
+    return None if state is None else {name: torch.zeros(()).expand(shape) for name, shape in state.shapes.items()}
+
+
 def _architecture(files: ModelFiles, *, allow_untested: bool) -> str:
     name = model_class_name(files.model_type)
     if name is None:
@@ -146,19 +193,20 @@ def _architecture(files: ModelFiles, *, allow_untested: bool) -> str:
     return name
 
 
-def _check_fits(files: ModelFiles, dtype: torch.dtype, stage: Stage, device: torch.device) -> None:
-    entries = read_headers(files.weights)
+def _check_fits(files: ModelFiles, dtype: torch.dtype, stage: Stage, device: torch.device, tp_size: int) -> None:
+    entries = whole_entries(files)
     num_layers = 1 + max((entry.layer for entry in entries if entry.layer is not None), default=0)
     own = None if stage.size == 1 else stage.layers(num_layers)
     need = num_elements(entries, own) * dtype.itemsize
     if device.type == "cpu" and can_pack(dtype) and files.config.get("tie_word_embeddings"):
         # Packing gives a tied head a copy of its own.
         need += max((entry.num_elements for entry in entries if entry.layer is None), default=0) * dtype.itemsize
-    have = free_bytes(device)
+    need //= tp_size
+    have = free_bytes(device) // (tp_size if device.type == "cpu" else 1)  # they share the host's
     if need > have:
         raise OutOfMemory(
             f"loading {files.name} in {str(dtype).removeprefix('torch.')} on {device}", need, have,
-            "take a smaller dtype or model, or more pipeline stages",
+            "take a smaller dtype or model, or more ranks",
         )  # fmt: skip
 
 
@@ -171,10 +219,22 @@ def _max_model_len(config: ModelConfig, text: Any) -> int:
     return config.max_model_len or own
 
 
-def _kv_shape(attention: Any, text: Any) -> KVShape:
-    num_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+def _part(tensor: TensorGroup, splits: dict[str, Split], name: str, weight: Tensor) -> Tensor:
+    return tensor.part(weight, splits[name]) if name in splits else weight
+
+
+def _kv_shapes(module: Any, tensor: TensorGroup | None) -> dict[int, KVShape]:
+    text = text_config(module)
+    num_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if tensor is not None:
+        num_heads = kv_heads_per_rank(module.tp_plan, num_heads, tensor.size) or 0
+        assert num_heads, "check_split has refused what cannot be shared out"
+    return {layer: KVShape(num_heads, _head_dim(attention, text)) for layer, attention in attention_modules(module)}
+
+
+def _head_dim(attention: Any, text: Any) -> int:
     head_dim = getattr(attention, "head_dim", None) or getattr(text, "head_dim", None)
-    return KVShape(int(num_heads), int(head_dim or text.hidden_size // text.num_attention_heads))
+    return int(head_dim or text.hidden_size // text.num_attention_heads)
 
 
 @torch.no_grad()

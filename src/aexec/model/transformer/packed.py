@@ -46,10 +46,35 @@ class PackedProduct:
         biases: list[Any] = [linear.bias for linear in linears]  # None is possible, whatever torch's annotation says
         weight = _joined([linear.weight.detach() for linear in linears])
         self.sizes = [linear.out_features for linear in linears]
-        self._packed: Tensor = _ops._reorder_linear_weight(weight, _ROWS_HINT)  # noqa: SLF001  # see above
+        self.shape, self.dtype = weight.shape, weight.dtype
+        self._packed: Tensor | None = _pack(weight)
         self._bias = None if biases[0] is None else _joined([bias.detach() for bias in biases])
         self._inputs: Tensor | None = None
         self._parts: list[Tensor | None] = []
+
+    @property
+    def nbytes(self) -> int:
+        """What the packed matrix takes; 0 when it was dropped."""
+        return 0 if self._packed is None else self.shape.numel() * self.dtype.itemsize
+
+    def weights(self) -> list[Tensor] | None:
+        """Dense copies of the layers' weights, ``[sizes[i], in_features]``; None when they were dropped."""
+        if self._packed is None:
+            return None
+        return list(torch.split_with_sizes(self._packed.to_dense(), self.sizes))
+
+    def biases(self) -> list[Tensor] | None:
+        """Views of the layers' biases, ``[sizes[i]]``; None when they have none."""
+        return None if self._bias is None else list(torch.split_with_sizes(self._bias, self.sizes))
+
+    def replace(self, weights: Sequence[Tensor]) -> None:
+        """Pack other weights, one for each layer, in the dtype of the first ones."""
+        self._packed = None  # before the new one is made: there is no need to hold both
+        self._packed = _pack(_joined(weights))
+
+    def drop(self) -> None:
+        """Let the weights go; biases, which are small, stay."""
+        self._packed = None
 
     def part(self, index: int, inputs: Tensor) -> Tensor:
         """Shape ``[..., in_features]`` to ``[..., sizes[index]]``."""
@@ -76,20 +101,22 @@ class PackedLinear(nn.Module):
     Attributes:
         in_features: Size of the last dimension of the input.
         out_features: Size of the last dimension of the output.
+        product: The matrix.
+        index: Which part of it.
     """
 
     def __init__(self, linear: nn.Linear, product: PackedProduct, index: int) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._product, self._index = product, index
+        self.product, self.index = product, index
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Shape ``[..., in_features]`` to ``[..., out_features]``."""
-        return self._product.part(self._index, inputs)
+        return self.product.part(self.index, inputs)
 
     def extra_repr(self) -> str:
         """As ``nn.Linear`` prints itself, and how many layers share the product."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, shared={len(self._product.sizes)}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, shared={len(self.product.sizes)}"
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -137,6 +164,11 @@ def _products(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
 def _fit(linears: Sequence[nn.Linear]) -> bool:
     has_bias: set[bool] = {"bias" in dict(linear.named_parameters()) for linear in linears}
     return len(has_bias) == 1 and len({(linear.in_features, linear.weight.dtype) for linear in linears}) == 1
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = _ops._reorder_linear_weight(weight, _ROWS_HINT)  # noqa: SLF001  # see above
+    return packed
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

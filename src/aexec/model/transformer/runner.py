@@ -21,16 +21,20 @@ from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutp
 from aexec.messages.request import TokenLogprobs
 from aexec.model.base import LoadProgress, ModelInfo
 from aexec.model.memory import peak_host_bytes
+from aexec.model.operations import ModelOperations
 from aexec.model.sampling.logprobs import token_logprobs
 from aexec.model.sampling.sampler import Sampler
 from aexec.model.sampling.state import SamplingState
-from aexec.model.sources.resolve import resolve_model
-from aexec.model.transformer.attention import AttentionState, AttentionStep, attach
+from aexec.model.sources.resolve import ModelFiles, resolve_model
+from aexec.model.sources.sharded import RankPlace
+from aexec.model.transformer.attention import AttentionStep
 from aexec.model.transformer.hooks import Stage
 from aexec.model.transformer.inputs import ScheduledTokens, StepInputs, build_inputs, prompt_rows
 from aexec.model.transformer.kv_cache import KVCache, blocks_for, budget_for
 from aexec.model.transformer.live_requests import LiveRequests
-from aexec.model.transformer.loader import LoadedModel, attention_modules, free_bytes, load_model
+from aexec.model.transformer.loader import LoadedModel, free_bytes, load_model
+from aexec.model.transformer.store import TorchStore
+from aexec.parallel.tensor import TensorGroup
 
 __all__ = ("TorchRunner", "TorchRunnerStatistics")
 
@@ -86,6 +90,9 @@ class TorchRunner:
         cache: CacheConfig,
         *,
         stage: Stage | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        samples: bool = True,
         device: str = "cpu",
         progress: LoadProgress | None = None,
     ) -> None:
@@ -95,44 +102,72 @@ class TorchRunner:
             model: Which model, and how it is held.
             cache: Sizes of the KV cache.
             stage: This rank's share of the layers; None: all.
+            tp_rank: Place among the ranks that share each of these layers.
+            tp_size: How many they are; with more than one :meth:`join` has to come before :meth:`load_model`.
+            samples: False: another rank of the last stage does it, and logits are dropped here.
             device: As in ``cpu`` or ``cuda:0``.
             progress: Told how far loading has come.
         """
         self._config, self._cache_config, self._progress = model, cache, progress
-        self._stage = stage or Stage()
+        self._stage, self._samples = stage or Stage(), samples
+        self._tp_rank, self._tp_size = tp_rank, tp_size
+        self._tensor_process_group: Any = None
         self._device = torch.device(device)
-        self._model: LoadedModel | None = None
-        self._cache: KVCache | None = None
+        place = RankPlace(tp_rank, tp_size, self._stage.rank, self._stage.size)
+        self._store = TorchStore(model.model, self._load, cache, self._device, find=self._find, place=place)
         self._sampler: Sampler | None = None
-        self._attention = AttentionState()
         self._requests = LiveRequests()
         self._pending: deque[_Pending] = deque()
         self._steps = self._tokens = 0
+        self.operations = ModelOperations(self._store, self._requests.forget_all, lambda: len(self._pending))
 
     def __repr__(self) -> str:
-        what = self._model.architecture if self._model else f"{self._config.model}, not loaded"
-        return f"<TorchRunner: {what} on {self._device}, {self._cache!r}, {len(self._pending)} to sample>"
+        store = self._store
+        what = store.model.architecture if store.is_loaded else f"{self._config.model}, not loaded"
+        return f"<TorchRunner: {what} on {self._device}, {store.cache!r}, {len(self._pending)} to sample>"
+
+    @property
+    def device(self) -> str:
+        """Where its tensors are."""
+        return str(self._device)
 
     def statistics(self) -> TorchRunnerStatistics:
         """What it has done and holds."""
         return TorchRunnerStatistics(self._steps, self._tokens, len(self._requests), len(self._pending))
 
+    def join(self, tensor_group: Any) -> None:
+        """Take the process group of the ranks that share its layers, to load and run with."""
+        self._tensor_process_group = tensor_group
+
     def load_model(self) -> None:
         """Find the files, convert them if need be, load this rank's weights."""
-        files = resolve_model(self._config.model, progress=self._progress)
-        self._model = load_model(
-            files, self._config, stage=self._stage, device=self._device, progress=self._progress
+        self.operations.load_weights()
+        self._sampler = Sampler(self._loaded.vocab_size)
+
+    def _find(self, name: str) -> ModelFiles:
+        return resolve_model(name, progress=self._progress)
+
+    def _load(self, files: ModelFiles) -> LoadedModel:
+        tensor: TensorGroup | None = None
+        if self._tp_size > 1:
+            tensor = TensorGroup.checked(self._tensor_process_group, self._tp_rank, self._tp_size)
+        return load_model(
+            files, self._config, stage=self._stage, device=self._device, tensor=tensor, progress=self._progress
         )  # fmt: skip
-        self._sampler = Sampler(self._model.vocab_size)
 
     def determine_available_memory(self) -> int:
-        """Bytes that the KV cache of this rank may take; see ``kv_cache.budget_for``."""
+        """Bytes that the KV cache of this rank may take; see ``kv_cache.budget_for``.
+
+        On a CPU the ranks of a model share the memory of one host; on CUDA each has a device of its own.
+        """
+        is_cuda = self._device.type == "cuda"
+        sharers = 1 if is_cuda else self._tp_size * self._stage.size
         return budget_for(
             self._cache_config,
-            free_bytes(self._device),
+            free_bytes(self._device) // sharers,
             self._block_bytes,
             self._loaded.max_model_len,
-            is_cuda=self._device.type == "cuda",
+            is_cuda=is_cuda,
         )
 
     def initialize_cache(self, available_bytes: int) -> None:
@@ -141,10 +176,8 @@ class TorchRunner:
         Raises:
             OutOfMemory: There is no room for the null block and one other.
         """
-        model, block_size = self._loaded, self._cache_config.block_size
-        num_blocks = blocks_for(self._cache_config, available_bytes, self._block_bytes)
-        self._cache = KVCache(model.kv_shapes, num_blocks, block_size, model.dtype, model.device)
-        attach(attention_modules(model.module), self._cache, self._attention)
+        self._store.make_first_cache(blocks_for(self._cache_config, available_bytes, self._block_bytes))
+        self.operations.residency.cache_made()
 
     @torch.inference_mode()
     def compile_or_warm_up(self) -> None:
@@ -156,9 +189,9 @@ class TorchRunner:
         cache, null_block = self._kv, np.zeros(1, dtype=np.int64)
         for count in {1, min(2, self._cache_config.block_size)}:
             share = ScheduledTokens("warm-up", [0] * count, null_block, 0, count)
-            before, layers = self._attention.num_calls, len(self._loaded.kv_shapes)
+            before, layers = self._store.attention.num_calls, len(self._loaded.kv_shapes)
             self._forward(build_inputs([share], self._cache_config.block_size), [0], self._blank_incoming(count))
-            if self._attention.num_calls - before != layers:
+            if self._store.attention.num_calls - before != layers:
                 raise UnsupportedModel(f"{self._loaded.architecture} attends in a way of its own, past our KV cache")
         cache.zero(torch.zeros(1, dtype=torch.int64, device=self._device))
 
@@ -171,7 +204,7 @@ class TorchRunner:
             vocab_size=model.vocab_size,
             max_model_len=model.max_model_len,
             block_size=self._cache_config.block_size,
-            num_blocks=self._cache.num_blocks if self._cache else 0,
+            num_blocks=self._store.num_blocks,
             block_bytes=self._block_bytes,
             num_parameters=model.num_parameters,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -203,9 +236,10 @@ class TorchRunner:
         """
         if len(self._pending) == _MOST_PENDING:
             raise ProtocolError(f"{_MOST_PENDING} forward passes wait for sample_tokens: sample before the next one")
-        cache = self._kv
-        if fresh := self._requests.apply(batch, cache.block_size):
-            cache.zero(torch.tensor(fresh, device=self._device))
+        if batch.num_scheduled_tokens:
+            self.operations.require_ready("a forward pass")
+        if fresh := self._requests.apply(batch, self._cache_config.block_size):
+            self._kv.zero(torch.tensor(fresh, device=self._device))
         shares = self._requests.shares(batch.num_scheduled_tokens)
         if not shares:
             return None
@@ -216,7 +250,8 @@ class TorchRunner:
         self._tokens += len(inputs.token_ids)
         if not self._stage.is_last:
             return out
-        self._pending.append(_Pending(out, sampled, prompts))
+        if self._samples:
+            self._pending.append(_Pending(out, sampled, prompts))
         return None
 
     @torch.inference_mode()
@@ -241,17 +276,20 @@ class TorchRunner:
             errors=output.errors,
         )
 
+    def blank_hidden(self, num_tokens: int) -> Tensor:
+        """Zeros ``[1, num_tokens, hidden_size]`` in the model's dtype: the shape of what passes between stages."""
+        size = self._loaded.module.config.get_text_config().hidden_size
+        return torch.zeros((1, num_tokens, size), dtype=self._loaded.dtype, device=self._device)
+
     @property
     def _loaded(self) -> LoadedModel:
-        if self._model is None:
-            raise ProtocolError("the model runner was used before load_model")
-        return self._model
+        return self._store.model
 
     @property
     def _kv(self) -> KVCache:
-        if self._cache is None:
+        if self._store.cache is None:
             raise ProtocolError("the model runner was used before initialize_cache")
-        return self._cache
+        return self._store.cache
 
     @property
     def _block_bytes(self) -> int:
@@ -279,7 +317,7 @@ class TorchRunner:
     def _forward(self, inputs: StepInputs, rows: list[int], incoming: Tensor | None) -> Tensor:
         """Logits float32 ``[len(rows), vocab_size]`` on the last stage, else hidden states."""
         module: Any = self._loaded.module
-        self._attention.step = AttentionStep.from_inputs(inputs, self._cache_config.block_size, self._device)
+        self._store.attention.step = AttentionStep.from_inputs(inputs, self._cache_config.block_size, self._device)
         self._stage.incoming = incoming
         arguments: dict[str, Any] = {
             "position_ids": torch.as_tensor(inputs.positions, device=self._device)[None],
@@ -297,10 +335,7 @@ class TorchRunner:
         return logits[0].float()
 
     def _blank_incoming(self, num_tokens: int) -> Tensor | None:
-        if self._stage.is_first:
-            return None
-        size = self._loaded.module.config.get_text_config().hidden_size
-        return torch.zeros((1, num_tokens, size), dtype=self._loaded.dtype, device=self._device)
+        return None if self._stage.is_first else self.blank_hidden(num_tokens)
 
 
 def _prompt_logprobs(pending: _Pending) -> dict[str, list[TokenLogprobs]]:

@@ -1,0 +1,209 @@
+"""What may be done with an open engine beside generating: pause it, put it to sleep, give it new weights.
+
+While the model is not whole no step is launched. Requests wait meanwhile, those that have begun
+too: they keep their tokens, and compute them again when the KV cache was lost, so that each
+goes on as if it had begun on the model as it is now.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from anyio import to_thread
+
+from aexec.engine.calls import Hold, Release
+from aexec.engine.frontend import Frontend
+from aexec.errors import AexecError, ConfigError, note
+from aexec.executor.base import Executor
+from aexec.messages.operations import NamedTensors, PauseMode, WeightsReport, pairs_of
+
+__all__ = ("CHUNK_BYTES", "EngineOperations")
+
+#: Of weights that travel in one call: large enough to be quick, small enough to have twice.
+CHUNK_BYTES = 256 * 2**20
+
+_PAUSE, _SLEEP, _UPDATE = "pause", "sleep", "new weights"
+_MODES = ("abort", "finish", "keep")
+
+
+class EngineOperations(abc.ABC):
+    """The operations of ``AsyncLLM``; all of them need it to be open."""
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call a worker method on many ranks; see ``Executor.collective_rpc``."""
+        return await self._opened().executor.collective_rpc(method, args, kwargs, timeout, ranks)
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Launch no more steps; returns when none is in flight.
+
+        Requests may come meanwhile, and wait.
+
+        Args:
+            mode: ``keep``: those that run stop between two tokens. ``finish``: those that run
+                go on to their end first. ``abort``: all end with the finish reason ``abort``.
+
+        Raises:
+            ConfigError: There is no such mode.
+        """
+        if mode not in _MODES:
+            raise ConfigError(f"mode of pause is {mode!r}: expected one of {', '.join(_MODES)}")
+        await self._hold(_PAUSE, mode)
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`; nothing happens unless it is paused."""
+        await self._release(_PAUSE)
+
+    async def sleep(self, level: int = 1, timeout: float | None = None) -> list[Any]:
+        """Give the model's memory back; requests wait until it is awake.
+
+        Args:
+            level: 1: the KV cache goes, and the weights move to host memory. 2: the weights
+                are discarded, and have to come again after :meth:`wake_up`.
+            timeout: Seconds; None: no limit.
+
+        Returns:
+            A ``SleepReport`` of each rank.
+
+        Raises:
+            UnknownMethod: The worker class cannot sleep.
+            ConfigError: There is no such level.
+        """
+        await self._hold(_SLEEP)
+        try:
+            return await self._opened().executor.sleep(level, timeout)
+        except AexecError:
+            await self._release_if_ready()
+            raise
+
+    async def wake_up(self, tags: Collection[str] | None = None, timeout: float | None = None) -> list[Any]:
+        """Bring back what sleeps; requests go on once all of it is there.
+
+        Args:
+            tags: ``weights`` and ``kv_cache``, or one of them; None: both.
+            timeout: Seconds; None: no limit.
+
+        Returns:
+            A ``WakeReport`` of each rank.
+        """
+        tags = [tags] if isinstance(tags, str) else tags
+        reports = await self._opened().executor.wake_up(tags, timeout)
+        await self._release_if_ready()
+        return reports
+
+    async def update_weights(
+        self, weights: NamedTensors, *, partial: bool = False, chunk_bytes: int = CHUNK_BYTES
+    ) -> WeightsReport:
+        """Put new weights into the running model, on all ranks.
+
+        Requests that run stop between two tokens and go on with the new weights.
+
+        Args:
+            weights: Full tensors by the names of the ``transformers`` model's ``state_dict()``:
+                a mapping or pairs, also from an iterator, which is run in a thread and read
+                in chunks, so that a whole second copy never has to be in memory.
+            partial: Leave weights that do not come as they are; not after sleep level 2.
+            chunk_bytes: Of tensors in one call.
+
+        Returns:
+            All names, over all ranks.
+
+        Raises:
+            WeightsMismatch: Names or shapes are wrong, or something is missing. Unless a note
+                says that the weights are what they were, they are mixed, and requests end with
+                ``ModelNotReady`` until an update or :meth:`load_weights` succeeds.
+            ModelNotReady: The weights are asleep.
+        """
+        executor = self._opened().executor
+        async with self._held(_UPDATE):
+            await executor.collective_rpc("start_weight_update")
+            try:
+                async for chunk in _chunks(weights, chunk_bytes):
+                    await executor.collective_rpc("update_weights", (chunk,))
+                reports = await executor.collective_rpc("finish_weight_update", (), {"partial": partial})
+            except Exception as error:
+                await _give_up(executor, error)
+                raise
+        await self._release_if_ready()
+        return _merged(reports)
+
+    async def load_weights(self, path: str | None = None) -> WeightsReport:
+        """Load the weights from files again, on all ranks, in place of those that are there.
+
+        Args:
+            path: A directory with a model of the same shapes; None: the model's own files.
+
+        Raises:
+            ConfigError: It holds another model; nothing was changed.
+            ModelNotReady: The weights are asleep.
+        """
+        async with self._held(_UPDATE):
+            reports = await self._opened().executor.collective_rpc("load_weights", (path,))
+        await self._release_if_ready()
+        return _merged(reports)
+
+    # ------------------------------------------------------------ holds
+
+    @abc.abstractmethod
+    def _opened(self) -> Frontend:
+        """The open engine."""
+
+    async def _hold(self, reason: str, mode: PauseMode = "keep") -> None:
+        await self._opened().driver.ask(Hold(reason=reason, mode=mode), timeout=None)
+
+    async def _release(self, reason: str, *, recompute: bool = False) -> None:
+        await self._opened().driver.ask(Release(reason=reason, recompute=recompute), timeout=None)
+
+    async def _release_if_ready(self) -> None:
+        """After a sleep: once all ranks have all of the model."""
+        reports = await self._opened().executor.collective_rpc("residency")
+        if all(report.is_ready for report in reports):
+            await self._release(_SLEEP, recompute=True)
+
+    @contextlib.asynccontextmanager
+    async def _held(self, reason: str) -> AsyncGenerator[None]:
+        await self._hold(reason)
+        try:
+            yield
+        finally:
+            await self._release(reason, recompute=True)
+
+
+async def _give_up(executor: Executor, error: Exception) -> None:
+    """Say in the error what an update that failed leaves behind."""
+    with contextlib.suppress(AexecError):
+        untouched = await executor.collective_rpc("cancel_weight_update")
+        note(error, _UNTOUCHED if all(untouched) else _MIXED)
+
+
+_UNTOUCHED = "the weights are what they were"
+_MIXED = "the weights are half updated and nothing runs: call update_weights() with all of them, or load_weights()"
+
+
+async def _chunks(weights: NamedTensors, limit: int) -> AsyncGenerator[list[tuple[str, Any]]]:
+    pairs = iter(pairs_of(weights))
+    while chunk := await to_thread.run_sync(_next_chunk, pairs, limit):
+        yield chunk
+
+
+def _next_chunk(pairs: Iterator[tuple[str, Any]], limit: int) -> list[tuple[str, Any]]:
+    chunk: list[tuple[str, Any]] = []
+    size = 0
+    while size < limit and (pair := next(pairs, None)) is not None:
+        chunk.append(pair)
+        size += int(getattr(pair[1], "nbytes", 0))
+    return chunk
+
+
+def _merged(reports: Sequence[WeightsReport]) -> WeightsReport:
+    names = dict.fromkeys(name for report in reports for name in report.applied)
+    return WeightsReport(version=max(report.version for report in reports), applied=tuple(names))

@@ -1,0 +1,88 @@
+"""Two ends of a channel: it is closed, it is full, or a value does not fit into shared memory."""
+
+from __future__ import annotations
+
+from aexec.errors.root import AexecError
+
+__all__ = ("ArenaFull", "ChannelClosed", "ChannelFull", "MessageNotDecoded", "TransportError")
+
+
+class TransportError(AexecError):
+    """Something did not get from one process to another."""
+
+
+class ChannelClosed(TransportError, ConnectionError):
+    """Nothing goes through this channel any longer.
+
+    Attributes:
+        channel: Its name.
+        reason: Why, in words.
+        orderly: True: one of the two ends closed it on purpose. False: the peer is gone,
+            or it sent what is no frame.
+    """
+
+    def __init__(self, channel: str, reason: str, orderly: bool = False) -> None:  # noqa: FBT002 - see errors/* in pyproject
+        super().__init__(channel, reason, orderly)
+        self.channel, self.reason, self.orderly = channel, reason, orderly
+
+    def __str__(self) -> str:
+        return f"channel {self.channel} is closed: {self.reason}"
+
+
+class ChannelFull(TransportError):
+    """The peer does not read, and as many frames wait for it as may wait.
+
+    Attributes:
+        channel: Its name.
+        queued: Frames that wait, which is the bound.
+    """
+
+    def __init__(self, channel: str, queued: int) -> None:
+        super().__init__(channel, queued)
+        self.channel, self.queued = channel, queued
+
+    def __str__(self) -> str:
+        return (
+            f"channel {self.channel} is full: {self.queued} frames wait for a peer that does not read them; "
+            "await flushed() before sending more, or find out why it is stuck"
+        )
+
+
+class ArenaFull(TransportError, MemoryError):
+    """A value does not fit into the shared memory that bulk data travels through.
+
+    Attributes:
+        need: Bytes that the value takes.
+        free: Bytes that are free under the limit, or that the system would still give.
+        limit: The limit in bytes.
+        setting: Name of the setting that bounds it.
+        reason: What is in the way, in words.
+    """
+
+    def __init__(self, need: int, free: int, limit: int, setting: str, reason: str) -> None:
+        super().__init__(need, free, limit, setting, reason)
+        self.need, self.free, self.limit, self.setting, self.reason = need, free, limit, setting, reason
+
+    def __str__(self) -> str:
+        need, free, limit = (f"{size / 2**20:,.1f} MiB" for size in (self.need, self.free, self.limit))
+        return f"a message needs {need} of shared memory and {free} of {limit} are free ({self.setting}): {self.reason}"
+
+
+class MessageNotDecoded(TransportError):
+    """A frame came whole, and its value cannot be made here.
+
+    Attributes:
+        channel: What it came through.
+        what: What it is, as in ``MESSAGE of call 17``.
+        why: What the decoder says.
+    """
+
+    def __init__(self, channel: str, what: str, why: str) -> None:
+        super().__init__(channel, what, why)
+        self.channel, self.what, self.why = channel, what, why
+
+    def __str__(self) -> str:
+        return (
+            f"channel {self.channel}: a {self.what} cannot be decoded here ({self.why}); "
+            "whatever it is made of has to be importable at both ends"
+        )

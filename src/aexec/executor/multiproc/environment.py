@@ -1,0 +1,87 @@
+"""The environment of workers: what is inherited, what is set, and which device a rank takes. Pure.
+
+One rule for all backends that make processes: a variable is inherited if a pattern of
+``ExecutorConfig.env_allow`` matches its name (or one of :data:`ESSENTIAL` does) and none of
+``env_deny`` does; names of :data:`PER_RANK` are never inherited, for they say which rank *this*
+process is of some other group. ``ExecutorConfig.env`` comes on top and wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from aexec.config import ExecutorConfig
+
+__all__ = ("ESSENTIAL", "PER_RANK", "device_of", "group_environment", "rank_environment", "visible_devices")
+
+#: Inherited whatever ``env_allow`` says: without them an interpreter does not come up as here.
+ESSENTIAL = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHON*", "VIRTUAL_ENV", "CONDA_*",
+    "LD_*", "CUDA_*", "NVIDIA_*", "AEXEC_*",
+)  # fmt: skip
+
+#: Never inherited: set by torchrun, SLURM and MPI for this process alone.
+PER_RANK = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_*",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_*",
+    "PMI_*", "PMIX_*", "OMPI_COMM_WORLD_*",
+)  # fmt: skip
+
+
+def group_environment(here: Mapping[str, str], config: ExecutorConfig, *, ranks: int, cpus: int) -> dict[str, str]:
+    """What all workers of a node have in common.
+
+    Args:
+        here: The driver's environment.
+        config: Its rules, and ``env``.
+        ranks: Workers of this node.
+        cpus: CPUs that they may share.
+    """
+    kept = {name: value for name, value in here.items() if _inherited(name, config.env_allow, config.env_deny)}
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, cpus // ranks)),  # each rank's own pool: together no more than there are CPUs
+        "PYTHONUNBUFFERED": "1",  # what a worker prints comes when it prints it
+    }
+    if ranks > 1:
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # one node: no guessing which network is meant
+    return {**defaults, **kept, **config.env}
+
+
+def rank_environment(rank: int, local_rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+    """What tells one rank from the others, as torchrun names it."""
+    values = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size}
+    return {name: str(value) for name, value in values.items()}
+
+
+def visible_devices(env: Mapping[str, str], installed: Sequence[str]) -> tuple[str, ...]:
+    """The CUDA devices that a process with this environment sees, in its order.
+
+    Args:
+        env: Its environment; ``CUDA_VISIBLE_DEVICES`` may name numbers, UUIDs or MIG instances.
+        installed: The devices of the node.
+    """
+    text = env.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return tuple(installed)
+    seen: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if not name or name.startswith("-"):
+            break  # as CUDA reads it: what follows an invalid entry is not there
+        seen.append(name)
+    return tuple(seen) if installed else ()
+
+
+def device_of(local_rank: int, devices: Sequence[str]) -> str:
+    """``cuda:<i>`` where each rank has a device of its own, else ``auto``: the worker chooses."""
+    return f"cuda:{local_rank}" if local_rank < len(devices) else "auto"
+
+
+def _inherited(name: str, allow: Iterable[str], deny: Iterable[str]) -> bool:
+    if _matches(name, PER_RANK) or _matches(name, deny):
+        return False
+    return _matches(name, allow) or _matches(name, ESSENTIAL)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

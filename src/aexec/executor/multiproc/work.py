@@ -1,0 +1,54 @@
+"""What one rank has been told to do and has not ended: its phase, and where it was if it dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aexec.messages.base import Message
+from aexec.messages.control import CallMethod
+from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens
+from aexec.worker.names import name_of
+
+__all__ = ("RankWork",)
+
+
+class RankWork:
+    """Seen from the driver, without asking the rank: so it holds for one that hangs or has died.
+
+    Attributes:
+        step: The last step it was sent; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._open: dict[int | tuple[int], str] = {}  # by call, or by step as (step,); oldest first
+        self._beside: dict[int, str] = {}  # async methods
+        self._steps: dict[int, int] = {}  # the step of a call
+
+    def __repr__(self) -> str:
+        return f"<RankWork: {self.phase}, step {self.step}, {len(self._open)} open>"
+
+    @property
+    def phase(self) -> str:
+        """The oldest that it has not ended; ``idle`` without one."""
+        return next(iter(self._open.values()), None) or next(iter(self._beside.values()), "idle")
+
+    def sent(self, call: int, message: Message[Any], *, beside: bool = False) -> None:
+        """It was told to do something, maybe ``beside`` its other work; whatever is no work is left out."""
+        if isinstance(message, ExecuteModel):
+            self.step = self._steps[call] = message.step
+            self._open[message.step,] = "execute_model"
+        elif isinstance(message, SampleTokens):
+            self._steps[call] = message.step
+            self._open[message.step,] = "sample_tokens"
+        elif isinstance(message, CallMethod):
+            into = self._beside if beside else self._open
+            into[call] = message.method if isinstance(message.method, str) else name_of(message.method)
+
+    def ended(self, call: int, value: Any = None) -> None:
+        """It has answered; a forward pass that is launched goes on."""
+        step = self._steps.pop(call, None)
+        if step is None:
+            (self._open if call in self._open else self._beside).pop(call, None)
+        elif not isinstance(value, ForwardLaunched):
+            self._open.pop((step,), None)

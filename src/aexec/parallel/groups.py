@@ -1,0 +1,134 @@
+"""``torch.distributed`` for the ranks of one executor: who may talk to whom, and how long one waits.
+
+One world, and within it a group for each set of ranks that a layout names. On a CPU they
+speak gloo; on CUDA nccl for tensors there, and gloo beside it for tensors on the host. The
+tensors that go from stage to stage have groups of their own, so that they never come
+between the collectives of tensor parallelism.
+
+On CUDA none of this has been run yet.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as _distributed
+
+from aexec.errors import ConfigError, PeerLost
+from aexec.parallel.layout import RankGroups, RankLayout
+
+__all__ = ("Groups", "first_line", "open_groups")
+
+distributed: Any = _distributed  # its annotations are partial
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+class Groups:
+    """The groups of one rank.
+
+    Attributes:
+        layout: Who they are.
+        rank: This rank.
+        timeout: Seconds that one rank waits for another.
+        tensor: The process group of the ranks that share its layers; None if it is alone.
+        pipeline: That of the ranks at its place in all stages; None for a single stage.
+    """
+
+    def __init__(self, layout: RankLayout, rank: int, timeout: float, *, owns_world: bool) -> None:
+        self.layout, self.rank, self.timeout = layout, rank, timeout
+        self._owns_world = owns_world
+        self.tensor: Any = self._join(layout.tensor_groups)
+        self.pipeline: Any = self._join(layout.pipeline_groups)
+
+    def __repr__(self) -> str:
+        state = "open" if distributed.is_initialized() else "closed"
+        return f"<Groups of rank {self.rank} in {self.layout}: {state}>"
+
+    def close(self) -> None:
+        """Leave all groups; peers that are still in one see a closed connection."""
+        self.tensor = self.pipeline = None
+        if self._owns_world and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _join(self, groups: RankGroups) -> Any:
+        """The group that this rank is in; all ranks make all of them, in the same order."""
+        limit = dt.timedelta(seconds=self.timeout)
+        own: Any = None
+        for ranks in groups:
+            group = distributed.new_group(list(ranks), timeout=limit) if len(ranks) > 1 else None
+            if self.rank in ranks:
+                own = group
+        return own
+
+
+def open_groups(layout: RankLayout, rank: int, *, init_method: str, device: str, timeout: float) -> Groups:
+    """Meet all other ranks; every rank calls it, and it blocks until they all have.
+
+    A world that the launcher has made already is used as it is, and left open at the end.
+
+    Args:
+        layout: Of one executor.
+        rank: This rank.
+        init_method: Where they meet; see ``WorkerContext.distributed_init_method``.
+        device: As in ``cpu`` or ``cuda:0``: where this rank's tensors are.
+        timeout: Seconds that one rank waits for another, here and in every collective.
+
+    Raises:
+        ConfigError: There is no place to meet, or no backend for the device.
+        PeerLost: Not all have come in time.
+    """
+    backend = _backend(device)
+    owns_world = not distributed.is_initialized()
+    if not owns_world:
+        _check_world(layout, rank)
+    elif not init_method:
+        raise ConfigError(
+            f"{layout.size} ranks have to meet, and the backend has set no WorkerContext.distributed_init_method: "
+            "expected file:///path or tcp://host:port"
+        )
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    with _named_errors(rank, layout.size):
+        if owns_world:
+            limit = dt.timedelta(seconds=timeout)
+            distributed.init_process_group(
+                backend, init_method=init_method, rank=rank, world_size=layout.size, timeout=limit
+            )  # fmt: skip
+        return Groups(layout, rank, timeout, owns_world=owns_world)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch says before it begins to guess."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    line = line.partition("] ")[2] or line
+    return line.partition(". ")[0]
+
+
+def _backend(device: str) -> str:
+    kind = device.partition(":")[0]
+    if kind not in _BACKENDS:
+        raise ConfigError(f"device is {device!r}: expected cpu or cuda for a model on several ranks")
+    if kind == "cuda" and not distributed.is_nccl_available():
+        raise ConfigError(f"device is {device!r}, and this torch has no nccl: take device='cpu', or another torch")
+    return _BACKENDS[kind]
+
+
+def _check_world(layout: RankLayout, rank: int) -> None:
+    size, own = distributed.get_world_size(), distributed.get_rank()
+    if (size, own) != (layout.size, rank):
+        raise ConfigError(
+            f"torch.distributed is initialised in this process as rank {own} of {size}: expected rank {rank} of "
+            f"{layout.size}; leave it to the executor, or let the layout agree"
+        )
+
+
+@contextmanager
+def _named_errors(rank: int, size: int) -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch's own kinds are subclasses
+        raise PeerLost(rank, None, f"meet the other ranks of {size}", first_line(error)) from error

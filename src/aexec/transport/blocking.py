@@ -1,0 +1,248 @@
+"""The end of a channel for a thread that has nothing else to wait for, as a worker's main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aexec.errors import ChannelClosed
+from aexec.transport.codec import Encoded, encode
+from aexec.transport.frames import Frame, Kind
+from aexec.transport.inbox import Inbox
+from aexec.transport.lines import socket_link_of
+from aexec.transport.links import Parts
+from aexec.transport.outbox import Outbox
+from aexec.transport.spin import SpinPolicy
+from aexec.transport.statistics import ChannelStatistics
+from aexec.transport.writer import Placed, Writer
+
+__all__ = ("BlockingChannel",)
+
+
+PREWAKE = Kind.PREWAKE  # looked up once
+
+
+class BlockingChannel:
+    """One end of a channel: one thread receives, any thread sends.
+
+    Args:
+        sock: One end of ``seqpacket_pair()`` or ``stream_pair()``; the channel owns it.
+        writer: This process's writer.
+        name: For people, as in ``driver work``.
+        spin: Seconds that ``receive`` polls before it sleeps, when recent waits were short
+            or the peer announced a message (``Kind.PREWAKE``); 0: never. See ``affordable_spin``.
+    """
+
+    copies_off_loop = False
+
+    def __init__(self, sock: socket.socket, writer: Writer, *, name: str = "channel", spin: float = 0.0) -> None:
+        self.name = name
+        self._link = socket_link_of(sock)
+        self.shares_memory = self._link.shares_memory
+        self._writer = writer
+        self._inbox = Inbox(name, writer, self, self._released)
+        self._outbox = Outbox(writer, self._inbox.mappings)
+        self._spin = SpinPolicy(spin)
+        self._closed: ChannelClosed | None = None
+        self._sending = threading.Lock()
+        self._woken = self._waiting = False
+        self._ear, self._bell = os.pipe()
+        os.set_blocking(self._ear, False)
+        os.set_blocking(self._bell, False)
+        self._poll = select.poll()
+        self._poll.register(self._ear, select.POLLIN)
+        self._poll.register(self._link.fileno(), select.POLLIN)
+
+    def __repr__(self) -> str:
+        state = "open" if self._closed is None else self._closed.reason
+        return f"<BlockingChannel {self.name}: {state}, {self._inbox.received} received>"
+
+    @property
+    def is_open(self) -> bool:
+        """True until either end has closed it."""
+        return self._closed is None
+
+    def statistics(self) -> ChannelStatistics:
+        """What went through it."""
+        mappings = self._inbox.mappings
+        return ChannelStatistics(self._outbox.sent, self._inbox.received, 0, mappings.num_leases, mappings.num_bytes)
+
+    def receive(self, timeout: float | None = None) -> Frame | None:
+        """Wait for the next frame; None: the time was up, or :meth:`wake` was called.
+
+        Args:
+            timeout: Seconds; None: no limit.
+
+        Raises:
+            ChannelClosed: The peer is gone, and all that it sent was received.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._closed is not None:
+                raise self._again()
+            if self._inbox.mappings.released:
+                self._give_back()
+            frame = self._polled() if self._spin.limit else None
+            if frame is None:
+                if not self._wait(deadline):
+                    return None
+                frame = self._take()
+            if frame is not None:
+                return frame
+
+    def send(self, kind: Kind, call: int, value: Any = None, fds: Sequence[int] = ()) -> None:
+        """Send a frame, from any thread; waits while the peer does not read.
+
+        Raises:
+            ChannelClosed: Nothing can be sent any longer.
+            MessageNotPortable: The value cannot travel; the channel lives on.
+            ArenaFull: The value does not fit into shared memory; the channel lives on.
+        """
+        self.send_encoded(kind, call, encode(value), fds)
+
+    def send_encoded(self, kind: Kind, call: int, encoded: Encoded, fds: Sequence[int] = ()) -> None:
+        """Send what ``Writer.encode`` gave; see :meth:`send`."""
+        if self._closed is not None:
+            raise self._again()
+        if encoded.num_bytes:
+            self._writer.send_encoded((self,), kind, call, encoded, fds)
+        else:
+            self.post(kind, call, encoded, None, fds)
+
+    def check_room(self) -> None:
+        """There is always room: sending waits for it."""
+
+    def post(self, kind: Kind, call: int, encoded: Encoded, placed: Placed | None, fds: Sequence[int] = ()) -> None:
+        """Send a frame whose bulk is in its place; see ``Writer.send``."""
+        with self._sending:
+            if placed is not None:
+                for segment in self._outbox.segments():
+                    try:
+                        self._send(segment.parts, () if segment.fd is None else (segment.fd,))
+                    finally:
+                        if segment.fd is not None:
+                            os.close(segment.fd)
+            self._send(self._outbox.frame(kind, call, encoded, placed), fds)
+
+    def spin_for(self, seconds: float) -> None:
+        """Poll for so long from now on; see ``spin``."""
+        self._spin = SpinPolicy(seconds)
+
+    def wake(self) -> None:
+        """Make a :meth:`receive` that waits, or the next one, return None; from any thread."""
+        self._woken = True
+        self._ring()
+
+    def close(self) -> None:
+        """Say goodbye and close; by the thread that receives. Twice is once.
+
+        What was received and is large must not be used any longer: copy what you keep.
+        """
+        if self._bell < 0:
+            return
+        if self._closed is None:
+            with contextlib.suppress(ChannelClosed), self._sending:
+                self._send(self._outbox.frame(Kind.GOODBYE, 0, encode(None), None), (), wait=False)
+            self._closed = ChannelClosed(self.name, "this end closed it", orderly=True)
+        self._end()
+        bell, self._bell = self._bell, -1
+        os.close(bell)
+        os.close(self._ear)
+
+    def _again(self) -> ChannelClosed:
+        """The reason, as an error of its own for each who asks."""
+        assert self._closed is not None
+        return ChannelClosed(self._closed.channel, self._closed.reason, self._closed.orderly)
+
+    def _end(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._poll.unregister(self._link.fileno())
+        self._link.close(None)
+        self._inbox.mappings.clear()
+        self._writer.forget(self)
+
+    # Sending.
+
+    def _send(self, parts: Parts, fds: Sequence[int], *, wait: bool = True) -> None:
+        try:
+            sent = self._link.send(parts, fds)
+            while not sent and wait:
+                select.select([], [self._link], [])
+                sent = self._link.flush()
+        except (OSError, ValueError) as error:  # ValueError: closed meanwhile, by the thread that receives
+            raise ChannelClosed(self.name, f"the peer is gone ({error})") from error
+
+    def _give_back(self) -> None:
+        with contextlib.suppress(ChannelClosed), self._sending:  # if it is closed, receiving will tell
+            while self._inbox.mappings.released:
+                self._send(self._outbox.release_frame(), ())
+
+    # Receiving.
+
+    def _polled(self) -> Frame | None:
+        """Poll for as long as seems worth it."""
+        budget = self._spin.budget()
+        began = time.perf_counter()
+        until = began + budget
+        while budget and time.perf_counter() < until:
+            frame = self._take()
+            if frame is not None:
+                self._spin.waited(time.perf_counter() - began)
+                return frame
+            if self._woken or self._inbox.mappings.released:
+                return None
+            os.sched_yield()
+        return None
+
+    def _wait(self, deadline: float) -> bool:
+        """Sleep until there is something to receive; False: time is up, or ``wake`` was called."""
+        limit = None if deadline == math.inf else max(math.ceil((deadline - time.monotonic()) * 1e3), 0)
+        began = time.monotonic() if self._spin.limit else 0.0
+        self._waiting = True
+        try:
+            ready = self._poll.poll(0 if self._inbox.mappings.released else limit)
+        finally:
+            self._waiting = False
+        if self._spin.limit:
+            self._spin.waited(time.monotonic() - began)
+        if len(ready) == 1 and ready[0][0] != self._ear:
+            return True
+        if not ready:
+            return bool(self._inbox.mappings.released)
+        return not self._listen()
+
+    def _take(self) -> Frame | None:
+        """Receive what is there; None: nothing that concerns others."""
+        try:
+            frame = self._inbox.take(self._link)
+        except ChannelClosed as error:
+            self._closed = error
+            self._end()
+            raise
+        if frame is not None and frame.kind is PREWAKE:
+            self._spin.announce()
+            return None
+        return frame
+
+    def _released(self) -> None:
+        """On any thread, whenever the last view of something received has gone: say so, soon."""
+        if self._waiting:
+            self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # it has been rung already; or it is closed
+            os.write(self._bell, b"\0")
+
+    def _listen(self) -> bool:
+        """Hear the bell; True: ``wake`` rang it."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._ear, 4096)
+        woken, self._woken = self._woken, False
+        return woken

@@ -1,0 +1,252 @@
+"""The layout of what travels: one frame is one datagram, or one length-prefixed piece of a stream.
+
+::
+
+    header      32 bytes, see HEADER
+    descriptor  24 bytes, if Flag.BULK: where in the sender's arena the bulk lies
+    releases    8 bytes each: leases that this end gives back to the other
+    body        what the codec made of the value, up to INLINE bytes of it
+    bulk        if Flag.TRAILER, from the next multiple of ALIGNMENT: in the frame itself
+
+Bulk is one stretch of memory: a table with the length of each buffer (8 bytes each), then
+the buffers, each from a multiple of ``ALIGNMENT``. A body that is too long for the frame is
+its first buffer (``Flag.LONG_BODY``). All numbers are little-endian.
+
+Nothing here does anything but compute: no socket, no memory, no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from aexec.errors import MessageNotDecoded
+
+__all__ = (
+    "ALIGNMENT",
+    "INLINE",
+    "MAX_FRAME",
+    "MAX_RELEASES",
+    "BadFrame",
+    "Bulk",
+    "Flag",
+    "Frame",
+    "Head",
+    "Kind",
+    "align",
+    "bulk_layout",
+    "pack",
+    "pack_table",
+    "parse",
+    "unpack_table",
+)
+
+MAGIC, VERSION = 0xAE1C, 1
+ALIGNMENT = 64  # bytes: a cache line, and what any dtype asks for
+INLINE = 16 << 10  # bytes; longer bodies and buffers go out of band
+MAX_RELEASES = 1024  # in one frame
+MAX_FRAME = 1 << 16  # bytes of a datagram
+
+HEADER = struct.Struct("<HBBBBHIIqQ")  # magic version kind codec flags releases body_bytes buffers call lease
+DESCRIPTOR = struct.Struct("<IIQQ")  # segment, reserved, offset, length
+
+
+class BadFrame(ValueError):
+    """The bytes are no frame of ours."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame is for. The last four are the transport's own: a channel gives them to nobody."""
+
+    LAUNCH = 1
+    MESSAGE = 2
+    REPLY = 3
+    FAILURE = 4
+    EVENT = 5
+    PREWAKE = 6
+    RELEASE = 7
+    SEGMENT = 8
+    GOODBYE = 9
+
+
+class Flag(enum.IntFlag):
+    """How the rest of a frame is laid out."""
+
+    BULK = 1
+    LONG_BODY = 2
+    TRAILER = 4
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+_BULK, _LONG_BODY, _TRAILER = (int(flag) for flag in Flag)
+
+
+class Frame(NamedTuple):
+    """What came through a channel.
+
+    Attributes:
+        kind: What it is for.
+        call: The call that it belongs to; 0: none.
+        value: What was sent, and the receiver's own: what it writes to an array, nobody
+            else sees. Buffers of more than 16 KB lie in the sender's memory, which is not
+            used again as long as anything of them lives.
+        fds: Descriptors that came along; whoever gets the frame owns them.
+        error: Why the value could not be decoded here (it is None then). The channel lives
+            on, and the call wants an answer nevertheless.
+    """
+
+    kind: Kind
+    call: int
+    value: Any = None
+    fds: tuple[int, ...] = ()
+    error: MessageNotDecoded | None = None
+
+
+class Bulk(NamedTuple):
+    """Where bulk lies.
+
+    Attributes:
+        segment: Of the sender's arena.
+        offset: Bytes into it.
+        length: Bytes.
+    """
+
+    segment: int
+    offset: int
+    length: int
+
+
+class Head(NamedTuple):
+    """A frame, taken apart.
+
+    Attributes:
+        kind: What it is for.
+        call: Its call.
+        codec: What made the body.
+        body: The body, unless it is the first buffer of the bulk.
+        long_body: It is.
+        num_buffers: Buffers of the bulk, the body included.
+        lease: To be given back when nothing of the bulk is in use any longer.
+        bulk: Where the bulk lies.
+        trailer: The bulk itself.
+        releases: Leases that are given back.
+    """
+
+    kind: Kind
+    call: int
+    codec: int
+    body: memoryview
+    long_body: bool = False
+    num_buffers: int = 0
+    lease: int = 0
+    bulk: Bulk | None = None
+    trailer: memoryview | None = None
+    releases: tuple[int, ...] = ()
+
+
+def align(size: int, to: int = ALIGNMENT) -> int:
+    """The next multiple."""
+    return -(-size // to) * to
+
+
+def bulk_layout(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Where each buffer begins within the bulk, and how long the bulk is."""
+    offsets: list[int] = []
+    end = 8 * len(lengths)
+    for length in lengths:
+        offsets.append(align(end))
+        end = offsets[-1] + length
+    return offsets, end
+
+
+def pack_table(lengths: Sequence[int]) -> bytes:
+    """The head of the bulk."""
+    return struct.pack(f"<{len(lengths)}Q", *lengths)
+
+
+def unpack_table(bulk: Any, num_buffers: int) -> list[tuple[int, int]]:
+    """Offset and length of each buffer.
+
+    Raises:
+        BadFrame: They do not lie within the bulk.
+    """
+    view = memoryview(bulk)
+    if 8 * num_buffers > view.nbytes:
+        raise BadFrame(f"{num_buffers} buffers are announced in {view.nbytes} bytes")
+    lengths = struct.unpack_from(f"<{num_buffers}Q", view)
+    offsets, end = bulk_layout(lengths)
+    if end > view.nbytes:
+        raise BadFrame(f"its buffers take {end} bytes, and there are {view.nbytes}")
+    return list(zip(offsets, lengths, strict=True))
+
+
+def pack(
+    kind: int,
+    call: int,
+    codec: int = 0,
+    body: bytes = b"",
+    *,
+    num_buffers: int = 0,
+    long_body: bool = False,
+    lease: int = 0,
+    bulk: Bulk | None = None,
+    releases: Sequence[int] = (),
+) -> bytes:
+    """A frame, without its trailer: one that has buffers and no ``bulk`` is padded for it."""
+    flags = (_BULK if bulk else _TRAILER) if num_buffers else 0
+    if long_body:
+        flags |= _LONG_BODY
+    head = HEADER.pack(MAGIC, VERSION, kind, codec, flags, len(releases), len(body), num_buffers, call, lease)
+    if not num_buffers and not releases:
+        return head + body
+    if bulk:
+        head += DESCRIPTOR.pack(bulk.segment, 0, bulk.offset, bulk.length)
+    if releases:
+        head += struct.pack(f"<{len(releases)}Q", *releases)
+    frame = head + body
+    return frame.ljust(align(len(frame)), b"\0") if flags & _TRAILER else frame
+
+
+def parse(data: bytes | bytearray | memoryview) -> Head:
+    """Take a frame apart.
+
+    Raises:
+        BadFrame: It is none; says what is wrong with it.
+    """
+    if len(data) < HEADER.size:
+        raise BadFrame(f"{len(data)} bytes, where a header alone has {HEADER.size}")
+    magic, version, number, codec, flags, num_releases, length, num_buffers, call, lease = HEADER.unpack_from(data)
+    kind = _KINDS.get(number)
+    if magic != MAGIC or version != VERSION or kind is None:
+        raise BadFrame(
+            f"it begins with {bytes(data[:4]).hex(' ')}, "
+            f"and a frame of this version with {struct.pack('<HB', MAGIC, VERSION).hex(' ')} and a kind"
+        )
+    rest = memoryview(data)[HEADER.size :]
+    if not flags and not num_releases and length == len(rest):
+        return Head(kind, call, codec, rest)
+    return _parse_rest(Head(kind, call, codec, rest, False, num_buffers, lease), flags, num_releases, length, data)
+
+
+def _parse_rest(head: Head, flags: int, num_releases: int, length: int, data: Any) -> Head:
+    start = HEADER.size + (DESCRIPTOR.size if flags & _BULK else 0)
+    body = start + 8 * num_releases
+    end = body + length
+    trailer = align(end) if flags & _TRAILER else end
+    whole = memoryview(data)
+    if trailer > len(whole) or (not flags & _TRAILER and end != len(whole)):
+        raise BadFrame(f"{len(whole)} bytes, where its header promises {trailer}")
+    return head._replace(
+        body=whole[body:end],
+        long_body=bool(flags & _LONG_BODY),
+        bulk=_bulk(data) if flags & _BULK else None,
+        trailer=whole[trailer:] if flags & _TRAILER else None,
+        releases=struct.unpack_from(f"<{num_releases}Q", data, start),
+    )
+
+
+def _bulk(data: Any) -> Bulk:
+    segment, _, offset, length = DESCRIPTOR.unpack_from(data, HEADER.size)
+    return Bulk(segment, offset, length)

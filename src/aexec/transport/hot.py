@@ -1,0 +1,58 @@
+"""Polling for answers on an event loop, for a moment after something was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from aexec.transport.spin import SpinPolicy
+
+__all__ = ("HotWindow",)
+
+
+class HotWindow:
+    """Keeps a loop awake for a moment while answers are about to come.
+
+    It does so with a callback that schedules itself, so that everything else on the loop
+    has its turn, and yields the CPU each time. It is used while recent answers came within
+    the window, and costs nothing at other times.
+
+    Args:
+        window: Seconds; 0: never.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._policy = SpinPolicy(window)
+        self._missing = 0
+        self._asked = 0.0
+        self._until = 0.0
+        self._turning = False
+
+    def __repr__(self) -> str:
+        return f"<HotWindow: {self._missing} answers missing, {self._policy!r}>"
+
+    def asked(self) -> None:
+        """A message was sent that will be answered; on the loop."""
+        if not self._policy.limit:
+            return
+        now = time.perf_counter()
+        if not self._missing:
+            self._asked = now
+        self._missing += 1
+        self._until = now + self._policy.budget()
+        if not self._turning and self._until > now:
+            self._turn()
+
+    def answered(self) -> None:
+        """An answer came."""
+        if self._missing:
+            self._missing -= 1
+            if not self._missing:
+                self._policy.waited(time.perf_counter() - self._asked)
+
+    def _turn(self) -> None:
+        self._turning = bool(self._missing) and time.perf_counter() < self._until
+        if self._turning:
+            os.sched_yield()
+            asyncio.get_running_loop().call_soon(self._turn)

@@ -1,0 +1,120 @@
+"""What comes in, whatever kind of channel it is for: frames in, values out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from aexec.errors import ChannelClosed, MessageNotDecoded
+from aexec.transport.codec import decode
+from aexec.transport.frames import BadFrame, Frame, Head, Kind, parse, unpack_table
+from aexec.transport.links import Data, Link
+from aexec.transport.mapping import Mappings
+from aexec.transport.writer import Writer
+
+__all__ = ("SEGMENT_SIZE", "Inbox")
+
+SEGMENT_SIZE = struct.Struct("<Q")  # body of a SEGMENT frame; 0: the segment is gone
+
+GOODBYE = Kind.GOODBYE  # looked up once
+_MEMORY = frozenset((Kind.RELEASE, Kind.SEGMENT))
+
+
+class Inbox:
+    """Takes frames, keeps book of what they say about memory, and gives out the rest.
+
+    Args:
+        name: Of the channel.
+        writer: Whose memory the peer gives back.
+        holder: The channel, as the writer knows it.
+        on_release: See :class:`Mappings`.
+    """
+
+    def __init__(self, name: str, writer: Writer, holder: Hashable, on_release: Callable[[], None]) -> None:
+        self.name = name
+        self.mappings = Mappings(on_release)
+        self.received = 0
+        self._writer, self._holder = writer, holder
+
+    def take(self, link: Link) -> Frame | None:
+        """Receive a frame; None: there is none, or it was about memory.
+
+        Raises:
+            ChannelClosed: The peer is gone, said goodbye, or sent what is no frame.
+        """
+        try:
+            data, fds = link.receive()
+            frame = self.open(data, fds) if data else None
+        except BlockingIOError:
+            return None
+        except BadFrame as error:
+            raise ChannelClosed(self.name, f"the peer sent what is no frame: {error}") from None
+        except OSError as error:
+            raise ChannelClosed(self.name, f"the peer is gone ({error.strerror or error})") from None
+        if not data:
+            raise ChannelClosed(self.name, "the peer is gone")
+        if frame is not None and frame.kind is GOODBYE:
+            raise ChannelClosed(self.name, "the peer said goodbye", orderly=True)
+        return frame
+
+    def open(self, data: Data, fds: tuple[int, ...] = ()) -> Frame | None:
+        """The frame; None: it was about memory.
+
+        Raises:
+            BadFrame: It is none of ours.
+        """
+        self.received += 1
+        try:
+            head = parse(data)
+            if head.releases:
+                self._writer.release(head.releases, self._holder)
+            if head.kind in _MEMORY:
+                self._segment(head, fds)
+                return None
+            return self._frame(head, fds)
+        except (BadFrame, OSError) as error:
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            raise error if isinstance(error, BadFrame) else BadFrame(str(error)) from error
+
+    def _frame(self, head: Head, fds: tuple[int, ...]) -> Frame:
+        if not head.num_buffers:
+            if head.long_body:
+                raise BadFrame("it has a long body and no buffers")
+            buffers: list[Any] = []
+        else:
+            buffers = self._buffers(head)
+        body = buffers.pop(0) if head.long_body else head.body
+        try:
+            return Frame(head.kind, head.call, decode(head.codec, body, buffers), fds)
+        except Exception as error:  # noqa: BLE001 - users' classes raise what they like; it is told to the caller
+            what = f"{head.kind.name} of call {head.call}"
+            return Frame(
+                head.kind, head.call, None, fds, MessageNotDecoded(self.name, what, f"{type(error).__name__}: {error}")
+            )
+
+    def _buffers(self, head: Head) -> list[Any]:
+        if head.bulk is not None:
+            return self.mappings.buffers(head.lease, head.bulk, head.num_buffers)
+        if head.trailer is None:
+            raise BadFrame("its buffers are missing")
+        trailer = head.trailer
+        return [trailer[offset : offset + length] for offset, length in unpack_table(trailer, head.num_buffers)]
+
+    def _segment(self, head: Head, fds: Sequence[int]) -> None:
+        if head.kind is Kind.RELEASE:
+            return
+        if len(head.body) != SEGMENT_SIZE.size:
+            raise BadFrame("it shows no segment")
+        (size,) = SEGMENT_SIZE.unpack(head.body)
+        if not size:
+            self.mappings.detach(head.call)
+        elif len(fds) == 1:
+            self.mappings.attach(head.call, fds[0], size)
+            os.close(fds[0])
+        else:
+            raise BadFrame(f"it shows a segment with {len(fds)} descriptors")

@@ -1,0 +1,273 @@
+"""How whole frames get onto a socket and off it, and connected pairs of sockets.
+
+A datagram is a frame, and the kernel keeps them apart. On a byte stream each has its length
+in front; bulk goes through the stream as well, as there is nothing better there.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from aexec.transport.frames import MAX_FRAME, BadFrame
+
+__all__ = ("Link", "PacketLink", "Parts", "SocketLink", "StreamLink", "seqpacket_pair", "stream_pair")
+
+MAX_FDS = 16  # descriptors with one frame
+MAX_STREAMED = 1 << 40  # bytes of a frame on a stream: more is garbage
+SEND_BUFFER = 1 << 20  # bytes
+
+_LENGTH = struct.Struct("<Q")
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # plain numbers: flags of the enum kind take longer than recvmsg
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
+Data = bytes | bytearray | memoryview
+Parts = Sequence[bytes | memoryview]
+"""One frame, in pieces."""
+
+
+class Link(Protocol):
+    """One end of a line, without a notion of what frames mean. It never blocks.
+
+    Attributes:
+        shares_memory: Bulk goes through an arena; False: in the frame.
+    """
+
+    shares_memory: bool
+
+    def send(self, parts: Parts, fds: Sequence[int]) -> bool:
+        """Send a frame. False: not all of it was taken, and ``flush`` has to be called later.
+
+        Raises:
+            OSError: The peer is gone.
+        """
+        ...
+
+    def flush(self) -> bool:
+        """Go on with a frame that was not taken; True: it is now."""
+        ...
+
+    def receive(self) -> tuple[Data, tuple[int, ...]]:
+        """A frame and its descriptors; an empty one: the peer is gone.
+
+        Raises:
+            BlockingIOError: None is there.
+            BadFrame: What is there is none.
+            OSError: The peer is gone.
+        """
+        ...
+
+    def watch(self, loop: AbstractEventLoop, readable: Callable[[], object]) -> None:
+        """Call ``readable`` on ``loop`` while there is something to receive."""
+        ...
+
+    def watch_writable(self, loop: AbstractEventLoop, writable: Callable[[], object] | None) -> None:
+        """Call ``writable`` on ``loop`` while there is room; None: no longer."""
+        ...
+
+    def close(self, loop: AbstractEventLoop | None) -> None:
+        """End it."""
+        ...
+
+
+class SocketLink:
+    """What the two kinds of sockets have in common."""
+
+    shares_memory = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._rest: Parts = ()
+        self._rest_fds: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} fd {self.sock.fileno()}>"
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self.sock.fileno()
+
+    def watch(self, loop: AbstractEventLoop, readable: Callable[[], object]) -> None:
+        """As it says in :class:`Link`."""
+        loop.add_reader(self.sock.fileno(), readable)
+
+    def watch_writable(self, loop: AbstractEventLoop, writable: Callable[[], object] | None) -> None:
+        """As it says in :class:`Link`."""
+        if writable is None:
+            loop.remove_writer(self.sock.fileno())
+        else:
+            loop.add_writer(self.sock.fileno(), writable)
+
+    def close(self, loop: AbstractEventLoop | None) -> None:
+        """As it says in :class:`Link`."""
+        if loop is not None:
+            loop.remove_reader(self.sock.fileno())
+            loop.remove_writer(self.sock.fileno())
+        self.sock.close()
+        self._drop_rest()
+
+    def _keep(self, parts: Parts, fds: Sequence[int]) -> bool:
+        """Remember what was not taken; descriptors are the caller's, who may close them meanwhile."""
+        self._rest, self._rest_fds = parts, [os.dup(fd) for fd in fds]
+        return False
+
+    def _drop_rest(self) -> None:
+        for fd in self._rest_fds:
+            os.close(fd)
+        self._rest, self._rest_fds = (), []
+
+    def _receive(self, num_bytes: int) -> tuple[bytes, tuple[int, ...]]:
+        try:
+            data, ancillary, flags, _ = self.sock.recvmsg(num_bytes, _ANCILLARY, _CLOEXEC)
+        except ConnectionResetError:  # the peer ended and left something unread: said once, before its last frames
+            data, ancillary, flags, _ = self.sock.recvmsg(num_bytes, _ANCILLARY, _CLOEXEC)
+        if not ancillary and not flags & _TRUNCATED:
+            return data, ()
+        fds = _descriptors(ancillary)
+        if flags & _TRUNCATED:
+            for fd in fds:
+                os.close(fd)
+            raise BadFrame(f"it has more than {MAX_FRAME} bytes or more than {MAX_FDS} descriptors")
+        return data, fds
+
+
+class PacketLink(SocketLink):
+    """Over ``SOCK_SEQPACKET``."""
+
+    shares_memory = True
+
+    def send(self, parts: Parts, fds: Sequence[int]) -> bool:
+        """As it says in :class:`Link`."""
+        try:
+            if fds:
+                socket.send_fds(self.sock, list(parts), list(fds))
+            elif len(parts) == 1:
+                self.sock.send(parts[0])
+            else:
+                self.sock.sendmsg(parts)
+        except BlockingIOError:
+            return self._keep(parts, fds)
+        return True
+
+    def flush(self) -> bool:
+        """As it says in :class:`Link`."""
+        parts, fds = self._rest, self._rest_fds
+        self._rest, self._rest_fds = (), []
+        try:
+            return self.send(parts, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def receive(self) -> tuple[bytes, tuple[int, ...]]:
+        """As it says in :class:`Link`."""
+        return self._receive(MAX_FRAME)
+
+
+class StreamLink(SocketLink):
+    """Over ``SOCK_STREAM``: eight bytes of length before each frame."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._length = bytearray()
+        self._frame = bytearray()
+        self._filled = 0
+        self._fds: list[int] = []
+
+    def send(self, parts: Parts, fds: Sequence[int]) -> bool:
+        """As it says in :class:`Link`."""
+        whole = [memoryview(part).cast("B") for part in parts if len(part)]
+        return self._send([memoryview(_LENGTH.pack(sum(map(len, whole)))), *whole], fds)
+
+    def flush(self) -> bool:
+        """As it says in :class:`Link`."""
+        parts, fds = self._rest, self._rest_fds
+        self._rest, self._rest_fds = (), []
+        try:
+            return self._send(parts, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def receive(self) -> tuple[memoryview, tuple[int, ...]]:
+        """As it says in :class:`Link`."""
+        while not self._frame:
+            if not self._read_length():
+                return memoryview(b""), ()
+        while self._filled < len(self._frame):
+            rest = memoryview(self._frame)[self._filled :]
+            try:
+                count = self.sock.recv_into(rest)
+            except ConnectionResetError:  # as in _receive
+                count = self.sock.recv_into(rest)
+            if not count:
+                return memoryview(b""), ()
+            self._filled += count
+        frame, fds = self._frame, tuple(self._fds)
+        self._length, self._frame, self._filled, self._fds = bytearray(), bytearray(), 0, []
+        return memoryview(frame), fds
+
+    def close(self, loop: AbstractEventLoop | None) -> None:
+        """As it says in :class:`Link`."""
+        super().close(loop)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def _read_length(self) -> bool:
+        data, fds = self._receive(_LENGTH.size - len(self._length))
+        self._fds += fds
+        self._length += data
+        if len(self._length) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(self._length)
+            if not 0 < length < MAX_STREAMED:
+                raise BadFrame(f"it claims to have {length} bytes")
+            self._frame = bytearray(length)
+        return bool(data)
+
+    def _send(self, parts: Parts, fds: Sequence[int]) -> bool:
+        while parts:
+            try:
+                sent = socket.send_fds(self.sock, list(parts[:64]), list(fds)) if fds else self.sock.sendmsg(parts[:64])
+            except BlockingIOError:
+                return self._keep(parts, fds)
+            fds = ()
+            parts = _after(parts, sent)
+        return True
+
+
+def _after(parts: Parts, sent: int) -> Parts:
+    """What is left of them."""
+    for index, part in enumerate(parts):
+        if sent < len(part):
+            return [memoryview(part)[sent:], *parts[index + 1 :]]
+        sent -= len(part)
+    return ()
+
+
+def _descriptors(ancillary: Sequence[tuple[int, int, Any]]) -> tuple[int, ...]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return tuple(fds)
+
+
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a line of datagrams between processes of one node; bulk goes through shared memory."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    return pair
+
+
+def stream_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a byte stream between processes of one node: bulk is slower, and it is everywhere."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,187 @@
+"""The messages of each step, as msgspec makes them: several times as fast as pickle.
+
+A message that is not exactly what its class declares (a payload of another kind, a numpy
+number among the token ids) is left to pickle: the check is that msgspec refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from aexec.messages.control import CallMethod, Dump, Greet, Ping, Pong, Revoke, Shutdown
+from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
+from aexec.transport.frames import INLINE
+from aexec.transport.pickling import dumps, loads
+
+__all__ = ("STRUCTS", "decode_struct", "encode_struct")
+
+_Packed = tuple[bytes, list[memoryview]]
+
+
+class _NotHot(TypeError):
+    """This one goes by pickle."""
+
+
+class _Codec(NamedTuple):
+    """How one type travels."""
+
+    encode: Callable[[Any], _Packed]
+    decode: Callable[[Any, list[Any]], Any]
+
+
+class _Execute(msgspec.Struct, array_like=True):
+    step: int
+    payload: SchedulerOutput | None
+    num_tokens: int | None
+
+
+class _Result(msgspec.Struct, array_like=True):
+    step: int
+    output: ModelRunnerOutput | None
+
+
+class _Sample(msgspec.Struct, array_like=True):
+    """``bitmask``: the rows if they are few; else they are a buffer."""
+
+    step: int
+    request_ids: list[str] | None = None
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    bitmask: bytearray | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _plain(kind: type[Any]) -> _Codec:
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def encode(message: Any) -> _Packed:
+        return _encode(message), []
+
+    def made(body: Any, _: list[Any]) -> Any:
+        return decode(body)
+
+    return _Codec(encode, made)
+
+
+def _execute() -> _Codec:
+    decode = msgspec.msgpack.Decoder(_Execute).decode
+
+    def encode(message: ExecuteModel) -> _Packed:
+        if message.payload is not None and type(message.payload) is not SchedulerOutput:
+            raise _NotHot
+        return _encode(_Execute(message.step, message.payload, message.num_tokens)), []
+
+    def made(body: Any, _: list[Any]) -> ExecuteModel:
+        wire = decode(body)
+        return ExecuteModel(StepId(wire.step), wire.payload, wire.num_tokens)
+
+    return _Codec(encode, made)
+
+
+def _result() -> _Codec:
+    decode = msgspec.msgpack.Decoder(_Result).decode
+
+    def encode(message: StepResult) -> _Packed:
+        output = message.output
+        if output is not None and (type(output) is not ModelRunnerOutput or output.kv_connector_output is not None):
+            raise _NotHot  # a connector's events are of types of its own
+        return _encode(_Result(message.step, output)), []
+
+    def made(body: Any, _: list[Any]) -> StepResult:
+        wire = decode(body)
+        return StepResult(StepId(wire.step), wire.output)
+
+    return _Codec(encode, made)
+
+
+def _sample() -> _Codec:
+    decode = msgspec.msgpack.Decoder(_Sample).decode
+
+    def made(body: Any, buffers: list[Any]) -> SampleTokens:
+        wire = decode(body)
+        if wire.request_ids is None:
+            return SampleTokens(StepId(wire.step))
+        rows = buffers[0] if wire.bitmask is None else wire.bitmask
+        bitmask = np.frombuffer(rows, wire.dtype).reshape(wire.shape)
+        return SampleTokens(StepId(wire.step), GrammarOutput(request_ids=wire.request_ids, bitmask=bitmask))
+
+    return _Codec(_encode_sample, made)
+
+
+def _encode_sample(message: SampleTokens) -> _Packed:
+    if message.grammar is None:
+        return _encode(_Sample(message.step)), []
+    bitmask = message.grammar.bitmask
+    if type(bitmask) is not np.ndarray or not bitmask.flags.c_contiguous or bitmask.dtype.hasobject:
+        raise _NotHot
+    wire = _Sample(message.step, message.grammar.request_ids, bitmask.dtype.str, bitmask.shape)
+    if bitmask.nbytes > INLINE:
+        return _encode(wire), [bitmask.reshape(-1).view(np.uint8).data]
+    wire.bitmask = bytearray(bitmask.tobytes())
+    return _encode(wire), []
+
+
+STRUCTS: tuple[type[Any], ...] = (
+    ExecuteModel,
+    SampleTokens,
+    StepResult,
+    ForwardLaunched,
+    Ping,
+    Pong,
+    Revoke,
+    Dump,
+    Greet,
+    Shutdown,
+    CallMethod,
+)
+"""What goes by msgspec where it can; both ends are of one version, so that the order is the code."""
+
+
+def _call() -> _Codec:
+    names = CallMethod.__struct_fields__
+
+    def encode(message: CallMethod) -> _Packed:
+        pieces, buffers = dumps(tuple(getattr(message, name) for name in names))
+        return b"".join(pieces), buffers
+
+    def made(body: Any, buffers: list[Any]) -> CallMethod:
+        return CallMethod(**dict(zip(names, loads(body, buffers), strict=True)))
+
+    return _Codec(encode, made)
+
+
+_SPECIAL: dict[type[Any], Callable[[], _Codec]] = {
+    ExecuteModel: _execute,
+    SampleTokens: _sample,
+    StepResult: _result,
+    CallMethod: _call,
+}
+_CODECS = [_SPECIAL[kind]() if kind in _SPECIAL else _plain(kind) for kind in STRUCTS]
+_NUMBERS: dict[Any, int] = {kind: number for number, kind in enumerate(STRUCTS)}
+
+
+def encode_struct(message: Any) -> tuple[int, bytes, list[memoryview]] | None:
+    """Number of its type, body and buffers; None: it goes by pickle."""
+    number = _NUMBERS.get(type(message))
+    if number is None:
+        return None
+    try:
+        return (number, *_CODECS[number].encode(message))
+    except Exception:  # noqa: BLE001 - pickle takes more, and says better what it does not take
+        return None
+
+
+def decode_struct(number: int, body: Any, buffers: list[Any]) -> Any:
+    """The message.
+
+    Raises:
+        Exception: The body is not one of this type.
+    """
+    return _CODECS[number].decode(body, buffers)

@@ -1,0 +1,151 @@
+"""Executors that are to be hurt, programs that open them, and eyes on their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aexec import ExecutorConfig, ParallelConfig, open_executor
+from aexec.executor.base import Executor
+from aexec.executor.open import Opening
+from aexec.testing.processes import ProcessWatch, descendants
+
+WORKER = "aexec.testing.faulty:FaultyWorker"
+RANKS = {"uni": 1, "mp": 3}
+
+PRELUDE = """
+import asyncio, os, signal, sys, threading, time
+from aexec import ExecutorConfig, ParallelConfig, open_executor
+
+def make(ranks=2, **settings):
+    settings = {"backend": "mp", "worker_cls": "aexec.testing.faulty:FaultyWorker", "close_grace": 1.0} | settings
+    return open_executor(ExecutorConfig(parallel=ParallelConfig(pipeline_parallel_size=ranks), **settings))
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def open_faulty(backend: str = "mp", ranks: int | None = None, **settings: Any) -> Opening:
+    """An executor of ``FaultyWorker``, on one rank in this process or on three in processes of their own."""
+    layout = ParallelConfig(pipeline_parallel_size=ranks or RANKS[backend])
+    settings = {"worker_cls": WORKER, "start_timeout": 40.0, "close_grace": 2.0} | settings
+    return open_executor(ExecutorConfig(backend=backend, parallel=layout, **settings))
+
+
+@pytest.fixture(name="open_faulty", scope="session")
+def open_faulty_fixture() -> Callable[..., Opening]:
+    """See :func:`open_faulty`."""
+    return open_faulty
+
+
+@pytest.fixture(scope="session")
+async def uni(anyio_backend: str) -> AsyncIterator[Executor]:
+    """An executor of one rank in this process, for tests that leave it as it was."""
+    async with open_faulty("uni") as executor:
+        yield executor
+
+
+@pytest.fixture(scope="session")
+async def mp(anyio_backend: str) -> AsyncIterator[Executor]:
+    """An executor of three processes, for tests that leave it as it was."""
+    async with open_faulty("mp") as executor:
+        yield executor
+
+
+@pytest.fixture(params=["uni", "mp"])
+def executor(request: pytest.FixtureRequest, uni: Executor, mp: Executor) -> Executor:
+    """Each of the two in its turn."""
+    return {"uni": uni, "mp": mp}[request.param]
+
+
+class Program:
+    """A program that runs in a session of its own, with all that descends from it."""
+
+    def __init__(self, text: str, *flags: str, cwd: Path | None = None, command: list[str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command or [sys.executable, *flags, "-c", PRELUDE + text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=cwd,
+        )
+        self.pid = self.process.pid
+
+    def line(self) -> str:
+        """The next line of its output; empty at its end."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def watch(self) -> ProcessWatch:
+        """Itself and all that descends from it now."""
+        return ProcessWatch([self.pid, *descendants(self.pid)])
+
+    def kill(self, number: signal.Signals) -> None:
+        """Send a signal to it alone."""
+        os.kill(self.pid, number)
+
+    def interrupt_all(self) -> None:
+        """What Ctrl-C in a terminal does: SIGINT to all of its process group."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def finish(self, timeout: float = 30.0) -> tuple[str, str, int]:
+        """Wait for its end: output, errors, exit code."""
+        output, errors = self.process.communicate(timeout=timeout)
+        return output, errors, self.process.returncode
+
+    def end(self) -> None:
+        """Leave nothing of it, whatever happened."""
+        for pid in [self.pid, *descendants(self.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Program]]:
+    """Starts programs, and sees to their end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(text: str, *flags: str, **options: Any) -> Program:
+            program = Program(text, *flags, **options)
+            stack.callback(program.end)
+            return program
+
+        yield start
+
+
+@pytest.fixture
+def run(start: Callable[..., Program]) -> Callable[..., str]:
+    """Runs a program that has to end well, with nothing on its standard error; its output."""
+
+    def run(text: str, *flags: str, timeout: float = 50.0, **options: Any) -> str:
+        output, errors, code = start(text, *flags, **options).finish(timeout)
+        assert (errors, code) == ("", 0), errors
+        return output
+
+    return run
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm, and those of ours in the folder for temporary files."""
+    ours = {path for path in Path("/tmp").iterdir() if "aexec" in path.name and path.suffix != ".lock"}
+    return {str(path) for path in {*Path("/dev/shm").iterdir(), *ours}}
+
+
+@pytest.fixture
+def no_files_are_left() -> Iterator[None]:
+    """Fails a test after which /dev/shm or /tmp has more than before."""
+    before = shared_memory()
+    yield
+    assert shared_memory() - before == set()

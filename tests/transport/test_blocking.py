@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from aexec.errors import ChannelClosed
+from aexec.transport import BlockingChannel, Kind, Writer, affordable_spin, seqpacket_pair, stream_pair
+from aexec.transport.spin import SpinPolicy
+
+
+@pytest.fixture(params=[seqpacket_pair, stream_pair])
+def channels(request):
+    left, right = request.param()
+    writers = Writer(), Writer()
+    channels = BlockingChannel(left, writers[0], name="left"), BlockingChannel(right, writers[1], name="right")
+    yield channels
+    for channel in channels:
+        channel.close()
+        channel.close()
+    for writer in writers:
+        writer.close()
+
+
+def test_a_wait_has_a_limit(channels):
+    """It ends without a frame, and not before its time."""
+    left, _ = channels
+    began = time.monotonic()
+    assert left.receive(0.05) is None
+    assert time.monotonic() - began >= 0.045
+    assert left.receive(0) is None
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.0005])
+def test_a_wait_can_be_ended_from_another_thread(channels, spin):
+    """Once per wake, also when it comes before the wait; frames are not lost by it."""
+    left, right = channels
+    left._spin = SpinPolicy(spin)
+    left.wake()
+    assert left.receive(10) is None
+    alarm = threading.Timer(0.05, left.wake)
+    alarm.start()
+    assert left.receive(10) is None
+    alarm.join()
+    right.send(Kind.MESSAGE, 1, "x")
+    assert left.receive(10).value == "x"
+    assert left.receive(0.01) is None
+
+
+@pytest.mark.parametrize("channels", [seqpacket_pair], indirect=True)
+def test_a_dropped_view_is_told_while_its_reader_waits(channels):
+    """Another thread of the reader had it: the sender does not wait for the next message."""
+    left, right = channels
+    left.send(Kind.MESSAGE, 1, np.zeros(100_000))
+    kept = [right.receive(10)]
+    dropper = threading.Timer(0.05, kept.clear)
+    dropper.start()
+    assert right.receive(0.3) is None
+    dropper.join()
+    gc.collect()
+    assert left.receive(0.01) is None
+    assert left._writer.statistics().leases == 0
+
+
+def test_the_peers_end_is_told_after_its_last_frame(channels):
+    """Every time that one asks, in words."""
+    left, right = channels
+    left.send(Kind.MESSAGE, 1, "last")
+    left.close()
+    assert right.receive(10).value == "last"
+    for _ in range(2):
+        with pytest.raises(ChannelClosed, match="channel right is closed: the peer said goodbye") as caught:
+            right.receive(10)
+        assert caught.value.orderly
+    with pytest.raises(ChannelClosed):
+        right.send(Kind.REPLY, 1)
+    assert repr(right) == "<BlockingChannel right: the peer said goodbye, 2 received>"
+
+
+def test_two_threads_share_a_writer_and_a_channel(channels):
+    """As a worker's two threads do: nothing is mixed up, and all memory comes back."""
+    left, right = channels
+    seen = []
+
+    def receive():
+        for _ in range(400):
+            frame = right.receive(30)
+            seen.append((frame.call, frame.value.shape, set(frame.value[[0, -1]].tolist())))
+            del frame
+
+    def send(first):
+        for call in range(first, first + 200):
+            left.send(Kind.REPLY, call, np.full(17_000 + 50 * call, call, np.int64))
+            if call % 20 == 0:
+                left.receive(0) if first == 0 else None
+
+    threads = [threading.Thread(target=receive), *(threading.Thread(target=send, args=(first,)) for first in (0, 200))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == [(call, (17_000 + 50 * call,), {call}) for call in range(400)]
+    assert [call for call, _, _ in seen if call < 200] == list(range(200))
+    gc.collect()
+    right.receive(0)
+    left.receive(0.01)
+    assert left._writer.statistics().leases == 0
+
+
+def test_sending_waits_for_a_reader(channels):
+    """Nothing is lost when the line is full."""
+    left, right = channels
+    sender = threading.Thread(target=lambda: [left.send(Kind.EVENT, call, b"x" * 10_000) for call in range(1000)])
+    sender.start()
+    assert [right.receive(30).call for _ in range(1000)] == list(range(1000))
+    sender.join()
+
+
+def test_a_thread_spins_only_when_it_pays():
+    """After an announcement, or while waits are short: never after a long wait, never without a budget."""
+    spin = SpinPolicy(0.001)
+    assert spin.budget() == 0.0
+    spin.announce()
+    assert (spin.budget(), spin.budget()) == (0.001, 0.0)
+    for _ in range(30):
+        spin.waited(0.0001)
+    assert spin.budget() == 0.001
+    spin.waited(3600.0)
+    assert spin.budget() == 0.0
+    none = SpinPolicy(0.0)
+    none.announce()
+    none.waited(0.0)
+    assert none.budget() == 0.0
+    assert repr(spin).startswith("<SpinPolicy: 1000 us")
+
+
+def test_nobody_spins_where_cpus_are_fewer_than_processes():
+    """There he would keep the others from what he waits for."""
+    assert affordable_spin(0.001, 4, 4) == 0.001
+    assert affordable_spin(0.001, 5, 4) == 0.0
+    assert affordable_spin(0.001, 10_000) == 0.0

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aexec.transport.frames import (
+    ALIGNMENT,
+    HEADER,
+    BadFrame,
+    Bulk,
+    Kind,
+    bulk_layout,
+    pack,
+    pack_table,
+    parse,
+    unpack_table,
+)  # fmt: skip
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+
+@given(
+    kind=st.sampled_from(Kind),
+    call=st.integers(-(2**63), 2**63 - 1),
+    codec=st.integers(0, 255),
+    body=st.binary(max_size=200),
+    num_buffers=st.integers(1, 2**32 - 1),
+    long_body=st.booleans(),
+    lease=U64,
+    bulk=st.builds(Bulk, U32, U64, U64),
+    releases=st.lists(U64, max_size=20),
+)
+def test_a_frame_comes_apart_as_it_was_made(kind, call, codec, body, num_buffers, long_body, lease, bulk, releases):
+    """Every field of it, whatever the others are."""
+    options = {"long_body": long_body, "lease": lease, "num_buffers": num_buffers, "releases": releases}
+    head = parse(pack(kind, call, codec, body, bulk=bulk, **options))
+    assert head == (kind, call, codec, body, long_body, num_buffers, lease, bulk, None, tuple(releases))
+    head = parse(pack(kind, call, codec, body, releases=releases))
+    assert (head.kind, head.call, head.codec, head.body, head.releases) == (kind, call, codec, body, tuple(releases))
+    assert (head.num_buffers, head.bulk, head.trailer) == (0, None, None)
+
+
+@given(body=st.binary(max_size=200), releases=st.lists(U64, max_size=5), trailer=st.binary(max_size=300))
+def test_a_trailer_begins_where_any_dtype_may(body, releases, trailer):
+    """At a multiple of the alignment, behind body and releases."""
+    frame = pack(Kind.MESSAGE, 1, 1, body, num_buffers=1, releases=releases) + trailer
+    head = parse(frame)
+    assert bytes(head.trailer) == trailer
+    assert (len(frame) - len(trailer)) % ALIGNMENT == 0
+    assert head.body == body
+
+
+@given(st.binary(max_size=200), st.integers(0, 255))
+def test_bytes_that_are_no_frame_are_refused_as_such(data, kind):
+    """Whatever they are, the only error is the one that says so."""
+    for garbage in (data, HEADER.pack(0xAE1C, 1, kind, 0, data[0] if data else 0, 3, 7, 2, 0, 0) + data):
+        with contextlib.suppress(BadFrame):
+            assert parse(garbage).kind in Kind
+
+
+@pytest.mark.parametrize("cut", [0, 1, 31, 33, 60])
+def test_a_frame_that_was_cut_is_none(cut):
+    """Nothing is read past its end."""
+    frame = pack(Kind.MESSAGE, 1, 1, b"body", num_buffers=1, bulk=Bulk(1, 2, 3), releases=[4, 5])
+    with pytest.raises(BadFrame):
+        parse(frame[:cut])
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=20))
+def test_buffers_lie_apart_and_aligned(lengths):
+    """None overlaps the table or another; the table tells where each is."""
+    offsets, end = bulk_layout(lengths)
+    edge = 8 * len(lengths)
+    for offset, length in zip(offsets, lengths, strict=True):
+        assert offset >= edge
+        assert offset % ALIGNMENT == 0
+        edge = offset + length
+    assert edge == end
+    bulk = pack_table(lengths).ljust(end, b"\0")
+    assert unpack_table(bulk, len(lengths)) == list(zip(offsets, lengths, strict=True))
+    if lengths[-1]:
+        with pytest.raises(BadFrame, match="there are"):
+            unpack_table(bulk[:-1], len(lengths))
+
+
+def test_a_table_that_is_not_there_is_refused():
+    """A number of buffers that the bulk has no room for is garbage."""
+    with pytest.raises(BadFrame, match="5 buffers are announced in 16 bytes"):
+        unpack_table(bytes(16), 5)
