@@ -172,3 +172,16 @@ def test_only_the_output_rank_sends_its_output():
     host = construct(parallel=ParallelConfig(2, 2))
     assert host.context.output_rank == 2
     assert host.sample_tokens(1, None) is None
+    assert host.execute_model(ExecuteModel(1, "own")) is None
+
+
+def test_of_other_ranks_the_connectors_part_leaves():
+    """OUT-06: and nothing else of their output."""
+    from aexec.config import ParallelConfig
+    from aexec.messages.batch import KVConnectorOutput, ModelRunnerOutput
+
+    report = KVConnectorOutput(finished_sending=frozenset({"r"}))
+    output = ModelRunnerOutput(request_ids=["r"], kv_connector_output=report)
+    host = construct(parallel=ParallelConfig(2, 2))
+    assert host.execute_model(ExecuteModel(1, output)) is report
+    assert construct().execute_model(ExecuteModel(1, output)) is output

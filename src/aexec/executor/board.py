@@ -104,15 +104,19 @@ class Board:
 
     def statistics(self) -> ExecutorStatistics:
         """The figures so far."""
-        fanout, gate = self.fanout, self.gate
-        counts = (0,) * 6
-        if fanout is not None:
+        figures = ExecutorStatistics(self.state.value, self.generation, 0, 0, 0, 0, 0, 0)
+        if (fanout := self.fanout) is not None:
             book = fanout.book
-            counts = (len(book.open), book.queued, book.ended, fanout.errors, fanout.timeouts, book.late)
-        steps = (0, 0, 0, "") if gate is None else (len(gate.flying), len(gate.waiting), gate.limit, gate.paused or "")
-        return ExecutorStatistics(
-            self.state.value, self.generation, *counts, *steps, self.memory.state if self.memory else "not ready"
-        )
+            figures = figures._replace(
+                open=len(book.open), queued=book.queued, ended=book.ended, late=book.late,
+                errors=fanout.errors, timeouts=fanout.timeouts,
+            )  # fmt: skip
+        if (gate := self.gate) is not None:
+            figures = figures._replace(
+                steps_in_flight=len(gate.flying), steps_waiting=len(gate.waiting),
+                max_concurrent_steps=gate.limit, paused=gate.paused or "",
+            )  # fmt: skip
+        return figures._replace(memory=self.memory.state if self.memory else "not ready")
 
     def process_state(self, rank: int) -> str:
         """What the system says of a rank's process: running, stopped or dead; empty: it cannot be seen from here."""

@@ -316,6 +316,8 @@ class CallBook:
 
     def _sendable(self) -> list[Call]:
         ready: list[Call] = []
+        if not self._queue:
+            return ready
         blocked: set[int] = set()  # ranks that something ahead waits for
         behind_steps: set[int] = set()
         for call in self._queue.values():

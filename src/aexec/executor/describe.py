@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from aexec import environ
 from aexec.config import ExecutorConfig
@@ -95,7 +95,7 @@ def _fields(owner: Any, prefix: str, chosen: Mapping[str, Any]) -> Iterable[Sett
         elif value is None and name in chosen:
             yield Setting(name, chosen[name], "chosen")
         else:
-            shown = hide(value) if isinstance(value, Mapping) else value
+            shown: Any = hide(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
             yield Setting(name, shown, "default" if value == _default(field) else "argument")
 
 

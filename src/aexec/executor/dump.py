@@ -22,7 +22,9 @@ def dump_text(board: Board, loop: asyncio.AbstractEventLoop, stacks: Mapping[int
         loop: Its loop.
         stacks: Of its workers; None: those that can be had without waiting.
     """
-    known = stacks if stacks is not None else board.group.stacks() if board.group else {}
+    known = stacks or {}
+    if stacks is None and board.group is not None:
+        known = board.group.stacks()
     lines = [repr(board), *_queues(board)]
     for info in board.ranks():
         lines.append(f"rank {info.rank}: pid {info.pid} on {info.node}, {info.state}, {info.phase}")

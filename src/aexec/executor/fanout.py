@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -226,10 +226,14 @@ class Fanout:
         if self._quiet is not None and not any(call.waiter and call.lane is not Lane.LIVENESS for call in calls):
             self._quiet.set()
 
-    def _send(self, calls: Iterable[Call]) -> None:
-        with contextlib.suppress(ActorDied):  # the executor is ending, and ends its calls by itself
+    def _send(self, calls: Sequence[Call]) -> None:
+        if not calls:
+            return
+        try:
             for call in calls:
                 self.group.send(call.id, call.message, call.ranks)
+        except ActorDied:
+            pass  # the executor is ending, and ends its calls by itself
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(ActorDied):  # as above

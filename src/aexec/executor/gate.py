@@ -111,6 +111,8 @@ class StepGate:
     def admit(self) -> list[Held]:
         """The steps that may be sent now, in order; their places are taken."""
         ready: list[Held] = []
+        if not self.waiting:
+            return ready
         while self.waiting and self.paused is None and len(self.flying) + len(ready) < self.limit:
             ready.append(self.waiting.popleft())
         return ready

@@ -39,7 +39,7 @@ class StepLine:
         self._fanout: Fanout | None = None
         self._samples = True
         self._outputs = KVOutputs(world_size, output_rank)
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None  # while somebody waits for it
         self._armed = math.inf
 
     def __repr__(self) -> str:
@@ -110,6 +110,8 @@ class StepLine:
         """
         with anyio.move_on_after(timeout):
             while self.gate.flying or (waiting_too and self.gate.waiting and not self.gate.paused):
+                if self._changed is None:
+                    self._changed = anyio.Event()
                 await self._changed.wait()
             return
         error = CallTimeout(what, timeout or 0.0, started=False)
@@ -205,8 +207,9 @@ class StepLine:
         self._tell()
 
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def _left(self, held: Held) -> None:
         """Its asker has gone."""

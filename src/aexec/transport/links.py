@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import struct
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, SelectorEventLoop
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -84,6 +85,7 @@ class SocketLink:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self._polls: dict[str, select.epoll] = {}
         self._rest: Parts = ()
         self._rest_fds: list[int] = []
 
@@ -96,22 +98,45 @@ class SocketLink:
 
     def watch(self, loop: AbstractEventLoop, readable: Callable[[], object]) -> None:
         """As it says in :class:`Link`."""
-        loop.add_reader(self.sock.fileno(), readable)
+        if _reports_errors(loop):
+            loop.add_reader(self.sock.fileno(), readable)
+        else:
+            loop.add_reader(self._nested("EPOLLIN"), readable)
 
     def watch_writable(self, loop: AbstractEventLoop, writable: Callable[[], object] | None) -> None:
         """As it says in :class:`Link`."""
-        if writable is None:
-            loop.remove_writer(self.sock.fileno())
+        if _reports_errors(loop):
+            if writable is None:
+                loop.remove_writer(self.sock.fileno())
+            else:
+                loop.add_writer(self.sock.fileno(), writable)
+        elif writable is None:
+            loop.remove_reader(self._nested("EPOLLOUT"))
         else:
-            loop.add_writer(self.sock.fileno(), writable)
+            loop.add_reader(self._nested("EPOLLOUT"), writable)
 
     def close(self, loop: AbstractEventLoop | None) -> None:
         """As it says in :class:`Link`."""
         if loop is not None:
-            loop.remove_reader(self.sock.fileno())
+            for fd in (self.sock.fileno(), *(poll.fileno() for poll in self._polls.values())):
+                loop.remove_reader(fd)
             loop.remove_writer(self.sock.fileno())
+        for poll in self._polls.values():
+            poll.close()
+        self._polls.clear()
         self.sock.close()
         self._drop_rest()
+
+    def _nested(self, event: str) -> int:
+        """A descriptor that is readable when the socket has this event, or an error.
+
+        libuv stops to watch a socket that has an error, without a word to whoever reads
+        from it: and a peer that died before it had read all is an error.
+        """
+        if event not in self._polls:
+            poll = self._polls[event] = select.epoll()
+            poll.register(self.sock.fileno(), getattr(select, event))
+        return self._polls[event].fileno()
 
     def _keep(self, parts: Parts, fds: Sequence[int]) -> bool:
         """Remember what was not taken; descriptors are the caller's, who may close them meanwhile."""
@@ -241,6 +266,11 @@ class StreamLink(SocketLink):
             fds = ()
             parts = _after(parts, sent)
         return True
+
+
+def _reports_errors(loop: AbstractEventLoop) -> bool:
+    """True for a loop that calls a reader when its socket has an error, as asyncio's own does."""
+    return isinstance(loop, SelectorEventLoop) or not hasattr(select, "epoll")
 
 
 def _after(parts: Parts, sent: int) -> Parts:
