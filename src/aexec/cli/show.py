@@ -16,11 +16,19 @@ from aexec.cli.answers import Answer
 __all__ = ("InOrder", "Loading", "loading", "summary", "table")
 
 _PHASES = {
-    "construct": "starting the worker",
+    "spawn": "starting the workers",
+    "spawned": "starting the workers",
+    "connected": "starting the workers",
+    "import": "importing the worker class",
+    "worker_init": "running worker_init",
+    "construct": "constructing the workers",
+    "constructed": "constructing the workers",
+    "init_device": "preparing the device",
     "load_model": "loading",
     "convert": "converting it, once",
     "weights": "reading weights",
     "pack": "packing weights",
+    "determine_available_memory": "measuring the memory",
     "initialize_cache": "making room for the KV cache",
     "compile_or_warm_up": "warming up",
 }

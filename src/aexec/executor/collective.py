@@ -74,12 +74,14 @@ class Call:
         missing: Ranks that have not answered.
         sent: False while it waits for its turn.
         fails_at: When its waiter is given the first error; infinity: there is none.
-        delivered: True once its waiter was given the answers.
-        on_end: Told when all ranks have answered, whoever waits.
+        delivered: True once its waiter was given its value.
+        on_end: Told when all ranks have answered, whoever waits; of an early call also of each error.
+        early: What the waiter is given as soon as the call is sent; None: it waits for the
+            answers. The ranks of an early call answer with an error, or need not answer.
     """
 
     __slots__ = (
-        "answers", "deadline", "delivered", "errors", "fails_at", "id", "lane", "message", "missing", "name", "on_end",
+        "answers", "deadline", "delivered", "early", "errors", "fails_at", "id", "lane", "message", "missing", "name", "on_end",
         "ranks", "sent", "shape", "since", "slow_at", "slow_every", "timeout", "waiter",
     )  # fmt: skip
 
@@ -97,6 +99,7 @@ class Call:
         timeout: float | None,
         slow_every: float = math.inf,
         on_end: Callable[[Call], None] | None = None,
+        early: Any = None,
     ) -> None:
         self.id, self.name, self.lane, self.ranks, self.message = id, name, lane, ranks, message
         self.waiter: Waiter | None = waiter
@@ -108,7 +111,7 @@ class Call:
         self.missing = set(ranks)
         self.sent = self.delivered = False
         self.fails_at = math.inf
-        self.on_end = on_end
+        self.on_end, self.early = on_end, early
 
     def __repr__(self) -> str:
         return f"<Call {self.id}: {self.text}, {len(self.answers)}/{len(self.ranks)} answered>"
@@ -130,6 +133,13 @@ class Call:
         if waiter is not None:
             self.delivered = True
             waiter.resolve(self.shape(self.answers))
+
+    def resolve_early(self) -> None:
+        """It was sent: that is all its waiter wants to know."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            self.delivered = True
+            waiter.resolve(self.early)
 
     def fail(self, error: AexecError) -> None:
         """Give the waiter an error, unless it has had its end."""
@@ -207,7 +217,7 @@ class CallBook:
         if call is None:
             return []
         call.answers[rank] = value
-        self.late += call.waiter is None
+        self.late += call.waiter is None and call.early is None
         if not call.missing:
             self._all_heard(call, now)
         return self._sendable()
@@ -217,7 +227,7 @@ class CallBook:
         call = self._heard(call_id, rank)
         if call is None:
             return []
-        self.late += call.waiter is None
+        self.late += call.waiter is None and call.early is None
         if call.lane is not Lane.LIVENESS:  # partial by nature: the rank counts as silent
             call.errors[rank] = error
             window = PEER_WINDOW if isinstance(error, PeerLost) else CAUSE_WINDOW
@@ -237,7 +247,7 @@ class CallBook:
         return self._sendable()
 
     def forget(self, call: Call) -> None:
-        """A liveness call that had its end: answers that come later are late."""
+        """A call that had its end, though not all ranks have answered: what comes later is late."""
         self.open.pop(call.id, None)
 
     def due(self, now: float) -> list[Call]:

@@ -20,6 +20,7 @@ from aexec.actor import Context
 from aexec.errors import ActorDied, AexecError, CallTimeout, note
 from aexec.executor.calls import Wake
 from aexec.executor.collective import Answers, Call, CallBook, Lane, Waiter
+from aexec.executor.copies import own_copy
 from aexec.executor.group import WorkerGroup
 from aexec.messages.base import Message
 from aexec.messages.control import Dump, Ping, Pong, Revoke
@@ -106,6 +107,7 @@ class Fanout:
         slow: bool = True,
         shape: Callable[[Answers], Any],
         on_end: Callable[[Call], None] | None = None,
+        early: Any = None,
     ) -> Call:
         """Take a call, unless too many are open (``MailboxFull``); its waiter gets its end.
 
@@ -118,7 +120,8 @@ class Fanout:
             timeout: Seconds; None: no limit.
             slow: Report it when it is slow.
             shape: From the answers by rank to the waiter's value.
-            on_end: Told when all ranks have answered, whoever waits.
+            on_end: Told when all ranks have answered, whoever waits; see ``Call``.
+            early: What the waiter is given as soon as the call is sent; None: it waits for the answers.
         """
         call_id = next(self._ids)
         call = Call(
@@ -133,6 +136,7 @@ class Fanout:
             timeout=timeout,
             slow_every=self._slow_every if slow else math.inf,
             on_end=on_end,
+            early=early,
         )
         self._send(self.book.accept(call))
         self._arm(min(call.deadline, call.slow_at))
@@ -178,7 +182,7 @@ class Fanout:
             return
         if call.waiter is not None:
             self._arm(call.fails_at)
-        if not call.missing:
+        if not call.missing or call.early is not None:
             self._ended(call)
 
     def abandon(self, call: Call) -> None:
@@ -231,9 +235,21 @@ class Fanout:
             return
         try:
             for call in calls:
-                self.group.send(call.id, call.message, call.ranks)
+                self._send_one(call)
         except ActorDied:
             pass  # the executor is ending, and ends its calls by itself
+
+    def _send_one(self, call: Call) -> None:
+        try:
+            self.group.send(call.id, call.message, call.ranks)
+        except ActorDied:
+            raise
+        except AexecError as error:  # it cannot travel
+            for rank in call.ranks:  # a turn later: whoever sends it is in the middle of it
+                self._actor.system.call_soon_threadsafe(self.failed, call.id, rank, own_copy(error))
+        else:
+            if call.early is not None:
+                call.resolve_early()
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(ActorDied):  # as above

@@ -108,7 +108,12 @@ class WorkerGroup(abc.ABC):
         """Hand a message to ranks, encoded once; the answers come through the sink.
 
         Never blocks. Messages to one rank arrive in order, but ``Ping``, ``Dump`` and
-        ``Revoke`` overtake, and are answered while the rank's compute thread is busy.
+        ``Revoke`` overtake, and are answered while the rank's compute thread is busy. An
+        ``ExecuteModel`` that will be sampled is launched once it is sent: a rank answers it
+        only to refuse it.
+
+        Raises:
+            AexecError: The message cannot travel; nobody was sent anything.
         """
 
     @abc.abstractmethod

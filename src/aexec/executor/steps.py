@@ -82,6 +82,10 @@ class StepLine:
         if message.step in self.gate.aborted:
             self.gate.aborted.discard(message.step)
             raise _aborted(message.step)
+        flight = self.gate.flying.get(message.step)
+        if flight is not None and flight.launch is not None and flight.launch.errors:
+            self._land(flight)
+            raise next(iter(flight.launch.errors.values()))
         call = self._send_sampling(message, reply, until)
         reply.on_cancel(partial(self._fanout_now.abandon, call))
 
@@ -164,6 +168,7 @@ class StepLine:
             timeout=_left_of(held.expires, held.until),
             shape=self._outputs.result,
             on_end=partial(self._launched, flight),
+            early=None if flight is None or flight.is_whole else ForwardLaunched(message.step),
         )
         if flight is not None:
             flight.launch = call
@@ -186,9 +191,12 @@ class StepLine:
 
     def _launched(self, flight: Flight | None, call: Call) -> None:
         self._collect(call)
-        launched = isinstance(call.answers.get(self._output_rank), ForwardLaunched)
-        if flight is not None and (call.errors or not launched):
+        if flight is None:
+            return
+        if flight.is_whole or not (call.missing or call.delivered):
             self._land(flight)
+        elif call.errors and flight.sampling is not None:  # its ranks know no such step: this is why
+            flight.sampling.fail(next(iter(call.errors.values())))
 
     def _sampled(self, flight: Flight | None, call: Call) -> None:
         self._collect(call)
@@ -203,6 +211,8 @@ class StepLine:
 
     def _land(self, flight: Flight) -> None:
         self.gate.land(flight)
+        if flight.launch is not None:
+            self._fanout_now.book.forget(flight.launch)
         self._admit()
         self._tell()
 

@@ -16,7 +16,7 @@ from typing import Any
 from aexec.errors import ActorStopped, AexecError, ChannelClosed, ProtocolError, StepStateError
 from aexec.messages.control import CallMethod
 from aexec.messages.process import Ended, PhaseReached
-from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
+from aexec.messages.step import ExecuteModel, SampleTokens, StepId, StepResult
 from aexec.model.order import Forward, Sampling, StepBook
 from aexec.observe import get_logger
 from aexec.transport import BlockingChannel, Frame, Kind
@@ -125,8 +125,6 @@ class DeviceThread:
             self._answers.fail(call, "execute_model", refused)
         else:
             self._rank.begin("execute_model", step)  # before anybody can know of it, and ask
-            if forward is not None:  # the driver fills the bitmask while the device works
-                self._answers.reply(call, "execute_model", ForwardLaunched(step))
             value, error = self._run("execute_model", partial(self._host.execute_model, message), step)
             if forward is None:
                 self._step_ended(step, call, None, value, error)

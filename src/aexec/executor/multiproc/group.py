@@ -113,12 +113,7 @@ class MultiprocGroup(WorkerGroup):
             message = msgspec.structs.replace(message, after=self._steps)
         chosen = [self._workers[rank] for rank in ranks]
         lines = [worker.control_line if beside else worker.work_line for worker in chosen]
-        try:
-            self._writer.send(lines, Kind.MESSAGE, call, message)
-        except AexecError as error:
-            for rank in ranks:
-                self._later(call, rank, error)
-            return
+        self._writer.send(lines, Kind.MESSAGE, call, message)
         self._steps += isinstance(message, ExecuteModel | SampleTokens)
         for worker in chosen:
             worker.work.sent(call, message, beside=beside)
@@ -227,7 +222,7 @@ class MultiprocGroup(WorkerGroup):
 
     def _replied(self, rank: int, call: int, value: Any) -> None:
         worker = self._workers[rank]
-        worker.work.ended(call, value)
+        worker.work.ended(call)
         if call > 0:
             self.plan.sink.replied(call, rank, value)
         elif call == _GREET:
@@ -257,10 +252,6 @@ class MultiprocGroup(WorkerGroup):
     def _died(self, error: WorkerDied) -> None:
         if not self._stopping:
             self.plan.sink.died(error)
-
-    def _later(self, call: int, rank: int, error: AexecError) -> None:
-        """Not while the call is being submitted."""
-        asyncio.get_running_loop().call_soon(self._failed, rank, call, error)
 
     def _output(self, label: str) -> WorkerOutput:
         output = WorkerOutput(label, forwarder(self.plan.config.worker_output))

@@ -6,7 +6,7 @@ from typing import Any
 
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod
-from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens
+from aexec.messages.step import ExecuteModel, SampleTokens
 from aexec.worker.names import name_of
 
 __all__ = ("RankWork",)
@@ -24,6 +24,7 @@ class RankWork:
         self._open: dict[int | tuple[int], str] = {}  # by call, or by step as (step,); oldest first
         self._beside: dict[int, str] = {}  # async methods
         self._steps: dict[int, int] = {}  # the step of a call
+        self._launches: dict[int, int] = {}  # the call of a step's launch, which is not answered
 
     def __repr__(self) -> str:
         return f"<RankWork: {self.phase}, step {self.step}, {len(self._open)} open>"
@@ -37,18 +38,21 @@ class RankWork:
         """It was told to do something, maybe ``beside`` its other work; whatever is no work is left out."""
         if isinstance(message, ExecuteModel):
             self.step = self._steps[call] = message.step
+            self._launches[message.step] = call
             self._open[message.step,] = "execute_model"
         elif isinstance(message, SampleTokens):
+            self._steps.pop(self._launches.pop(message.step, call), None)
             self._steps[call] = message.step
             self._open[message.step,] = "sample_tokens"
         elif isinstance(message, CallMethod):
             into = self._beside if beside else self._open
             into[call] = message.method if isinstance(message.method, str) else name_of(message.method)
 
-    def ended(self, call: int, value: Any = None) -> None:
-        """It has answered; a forward pass that is launched goes on."""
+    def ended(self, call: int) -> None:
+        """It has answered."""
         step = self._steps.pop(call, None)
         if step is None:
             (self._open if call in self._open else self._beside).pop(call, None)
-        elif not isinstance(value, ForwardLaunched):
+        else:
+            self._launches.pop(step, None)
             self._open.pop((step,), None)
