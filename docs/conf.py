@@ -36,7 +36,7 @@ napoleon_use_ivar = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!aexec\.).*"),  # other projects' names are not looked up: a build needs no network
     ("py:.*", r"aexec\..*\.[A-Z](_co)?"),  # type variables
-    ("py:.*", r"aexec\.(actor|engine|testing)\..*"),  # the inside of a room, seen in a signature
+    ("py:.*", r"aexec\.(actor|engine|testing|transport)\..*"),  # the inside of a room, seen in a signature
 ]
 
 GENERATED = Path(__file__).parent / "_generated"

@@ -25,6 +25,13 @@ def _one_of(owner: object, name: str, *choices: str) -> None:
         raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}: expected one of {', '.join(choices)}")
 
 
+def _mapping(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}: expected a dict")
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
     """How a model is spread; ranks are laid out DP x PP x TP, TP fastest.
@@ -108,7 +115,7 @@ class ExecutorConfig:
         worker_output: Where lines go that workers print: ``stderr`` (with the rank in front),
             ``log``, or ``none``. Errors quote the last ones in any case.
         spin: Seconds that a worker process polls for its next message before it sleeps; None:
-            100 microseconds if there is a CPU to spare, else none.
+            200 microseconds if there is a CPU to spare, else none.
         start_timeout: Seconds that a start may go without any progress of any rank.
         rpc_timeout: Default limit of ``collective_rpc``, seconds; None: no limit.
         step_timeout: Limit of a step, seconds; None: no limit.
@@ -145,13 +152,13 @@ class ExecutorConfig:
     max_concurrent_steps: int | None = None
     distributed_timeout: float = 300.0
     slow_call: float = 10.0
-    close_grace: float = 5.0
+    close_grace: float = 2.0
     term_grace: float = 2.0
     kill_grace: float = 2.0
     on_failure: Literal["fail"] | Restart = "fail"
 
     def __post_init__(self) -> None:
-        """Refuse limits that are not positive numbers."""
+        """Refuse limits that are not positive numbers, and settings of the wrong kind."""
         for name in (
             "start_timeout", "rpc_timeout", "step_timeout", "distributed_timeout", "slow_call", "close_grace",
             "term_grace", "kill_grace",
@@ -159,6 +166,10 @@ class ExecutorConfig:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"ExecutorConfig.{name} is {value!r}: expected a positive number of seconds")
+        _mapping(self, "worker_kwargs", "env")
+        for name, value in self.env.items():
+            if not (isinstance(name, str) and isinstance(value, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(f"ExecutorConfig.env[{name!r}] is {value!r}: expected text for name and value")
         _at_least(self, 0, "spin")
         _at_least(self, 1, "max_concurrent_steps")
         _one_of(self, "on_timeout", "fail_call", "fail_executor")

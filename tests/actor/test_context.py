@@ -50,6 +50,14 @@ class Diary(Actor):
     async def stop_self(self) -> None:
         self.context.stop()
 
+    async def pipe_and_stop(self) -> None:
+        self.context.pipe_to_self(self.gate.wait(), lambda _: Note("too late"), lambda error: Note(repr(error)))
+        await anyio.lowlevel.checkpoint()
+        self.gate.set()
+        for _ in range(5):  # the result is in the mailbox by now
+            await anyio.lowlevel.checkpoint()
+        self.context.stop()
+
     async def forget(self) -> None:
         self.notes.clear()
 
@@ -100,6 +108,16 @@ async def test_the_log_names_the_actor(diary):
         actor.context.log.info("written", page=3)
     assert logs == [{"event": "written", "page": 3, "actor": "diary", "system": "test", "log_level": "info"}]
     assert actor.context.log is actor.context.log
+
+
+async def test_what_an_actor_sent_itself_is_moot_when_it_ends(system, diary):
+    """Its own results that come with its end are counted, and nobody is warned of them."""
+    ref, _ = diary
+    with structlog.testing.capture_logs() as logs:
+        await ref.ask(Ask("pipe_and_stop"))
+        await ref.closed()
+    assert logs == []
+    assert system.statistics().dead_letters.closed == 1
 
 
 async def test_a_message_knows_its_sender_and_its_trace(system, diary):

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from aexec.cli import doctor
-from aexec.cli.doctor import Extra, extra_lines, extras, memory, models, report
+from aexec.cli.doctor import Extra, executors, extra_lines, extras, memory, models, report
+from aexec.config import ExecutorConfig
+from aexec.errors import ConfigError
+from aexec.executor.multiproc import MultiprocGroup
 
 REQUIREMENTS = [
     "anyio>=4.9",
@@ -49,3 +52,22 @@ def test_the_report_names_what_a_bug_report_needs() -> None:
     """Version, Python, cores, memory, devices, models and extras, each on lines of its own."""
     starts = [line.split()[0] for line in report().splitlines() if not line.startswith(" ")]
     assert starts == ["aexec", "python", "cores", "memory", "devices", "models", "executors", "extras"]
+
+
+def test_each_executor_says_what_it_is() -> None:
+    """The backends that ship, in words, and those that are still to come."""
+    assert list(executors()) == [
+        "uni: one worker, in this process",
+        "mp: a process for each rank, on this machine",
+        "not in this version: external_launcher, ray",
+    ]
+
+
+def test_an_executor_that_cannot_run_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend's own refusal is the reason."""
+
+    def refuse(config: ExecutorConfig) -> None:
+        raise ConfigError(f"backend {config.backend!r} needs Linux")
+
+    monkeypatch.setattr(MultiprocGroup, "check", refuse)
+    assert list(executors())[1] == "mp: not here; backend 'mp' needs Linux"

@@ -3,10 +3,13 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.progress import Progress
 
 from aexec.cli.answers import Answer
-from aexec.cli.show import InOrder, loading, summary, table
+from aexec.cli.show import InOrder, Loading, loading, summary, table
+from aexec.messages.process import PHASES
 from aexec.observe import RequestFinished
+from aexec.worker.host import HOOKS
 
 
 def finished(prompt: str, tokens: int, seconds: float) -> Answer:
@@ -68,3 +71,12 @@ def test_a_pipe_sees_no_progress_bar(capsys: pytest.CaptureFixture[str]) -> None
         progress("weights", 1, 2)
         progress("weights", 2, 2)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("phase", [*PHASES, *HOOKS])
+def test_every_phase_of_a_start_has_a_title_in_words(phase: str) -> None:
+    """Whatever a person may have to wait for is said, and no name of the code's is shown."""
+    progress = Progress(disable=True)
+    Loading(progress, "dummy")(phase, 1, 2)
+    (task,) = progress.tasks
+    assert task.description.removeprefix("opening dummy: ") not in {phase, phase.replace("_", " ")}

@@ -97,7 +97,12 @@ async def test_the_restart_budget_ends():
             await kill(executor)
             assert failures == []
             await is_up(executor, generation + 1)
+        pending = asyncio.ensure_future(executor.collective_rpc("async_block", (30.0,)))
+        await anyio.lowlevel.checkpoint()
         await kill(executor)
+        with pytest.raises(WorkerDied) as caught:
+            await pending
+        assert any("2 restarts within 60 s are used up" in note for note in caught.value.__notes__)
         with pytest.raises(WorkerDied) as caught:
             await executor.collective_rpc("echo", (1,))
         assert any("2 restarts within 60 s are used up" in note for note in caught.value.__notes__)

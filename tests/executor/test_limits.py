@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from aexec import ExecutorConfig
 from aexec.errors import CallTimeout, ConfigError
-from aexec.executor.limits import check_ranks, check_timeout
+from aexec.executor.limits import check_arguments, check_ranks, check_timeout
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0, -1.0])
@@ -38,3 +39,32 @@ def test_ranks_exist_and_are_named_once(ranks):
     """The error shows the ranks there are."""
     with pytest.raises(ConfigError, match="expected distinct ranks from 0 to 2"):
         check_ranks(ranks, 3)
+
+
+@pytest.mark.parametrize("args", [4, "ab", b"ab", None])
+def test_arguments_are_a_sequence_of_them(args):
+    """A text is one argument, not one for each letter; the error shows how to say so."""
+    with pytest.raises(ConfigError, match=r"args of add is .*: expected a tuple; for one argument, args=\("):
+        check_arguments("add", args, None)
+    assert check_arguments("add", [1, 2], {"by": 3}) == ((1, 2), {"by": 3})
+    assert check_arguments("add", (), None) == ((), {})
+
+
+def test_named_arguments_are_a_mapping():
+    """And what else was given is shown."""
+    with pytest.raises(ConfigError, match=r"kwargs of add is \[1\]: expected a dict"):
+        check_arguments("add", (), [1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"worker_kwargs": [1]}, r"ExecutorConfig.worker_kwargs is \[1\]: expected a dict"),
+        ({"env": ["A=1"]}, r"ExecutorConfig.env is \['A=1'\]: expected a dict"),
+        ({"env": {"A": "1", "B": 2}}, r"ExecutorConfig.env\['B'\] is 2: expected text for name and value"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(settings, words):
+    """Before anything is started; of the variables only the wrong one is shown."""
+    with pytest.raises(ConfigError, match=words):
+        ExecutorConfig(**settings)

@@ -274,6 +274,18 @@ async def test_a_second_close_cuts_a_drain_short(opened):
         await endless
 
 
+async def test_closes_that_come_together_wait_no_longer_than_the_most_impatient(opened):
+    """G36: in whichever order they come."""
+    for drains in ((60.0, 0.05), (0.05, 60.0)):
+        executor = await opened(ProbeWorker)
+        endless = asyncio.ensure_future(executor.collective_rpc("async_block", (60.0,)))
+        await asyncio.sleep(0.01)
+        with anyio.fail_after(10):
+            await asyncio.gather(*(executor.close(drain=drain) for drain in drains))
+        with pytest.raises(ExecutorClosed):
+            await endless
+
+
 async def test_a_drain_tells_its_limit_and_gives_up_what_is_paused(opened):
     """G36: steps behind a pause could never end."""
     executor = await opened(SleepProbeWorker)

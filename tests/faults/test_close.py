@@ -44,7 +44,7 @@ async def test_the_last_hook_has_its_budget_and_then_comes_force(open_faulty, tm
     with watch:
         assert await asyncio.to_thread(watch.alive, 1.0) == []
     assert sorted(farewell.read_text().split()) == ["0", "1"]
-    said = [line for line in lines if line["event"] == "a worker did not end by itself"]
+    said = [line for line in lines if line["event"] == "not all workers ended by themselves"]
     assert len(said) == 1
     assert "rank 1" in said[0]["what"]
     assert "it was killed" in said[0]["what"]

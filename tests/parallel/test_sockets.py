@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 
 import pytest
 
 from aexec.errors import ConfigError, PeerLost, ProtocolError
+from aexec.parallel import sockets
 from aexec.parallel.layout import RankLayout
 from aexec.parallel.sockets import SocketLink
 
@@ -112,3 +114,58 @@ def test_stages_meet_at_a_file(init_method):
     """The error says what would do."""
     with pytest.raises(ConfigError, match=r"expected file:///path on Linux"):
         SocketLink(TWO_STAGES, 0, init_method=init_method, timeout=1.0)
+
+
+def test_a_step_that_came_too_late_is_passed_over(make_links):
+    """Its time-out was the end of it: the next step gets its own word."""
+    first, second = make_links(timeout=0.05)
+    with pytest.raises(PeerLost, match="timed out"):
+        second.receive(7, 0)
+    first.send(7, 49)
+    first.send(8, 64)
+    assert second.receive(8, 0) == 64
+
+
+def test_a_place_that_is_taken_is_named(meeting):
+    """Whoever has it, the error is ours."""
+    with (
+        contextlib.closing(SocketLink(TWO_STAGES, 1, init_method=meeting, timeout=1.0)),
+        pytest.raises(PeerLost, match="rank 1 could not wait for the stage before: rank 0 .*in use"),
+    ):
+        SocketLink(TWO_STAGES, 1, init_method=meeting, timeout=1.0)
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    """The kernel names another user for so many connections, the first ones."""
+
+    def these(count):
+        users = iter([os.getuid() + 1] * count)
+        monkeypatch.setattr(sockets, "_user_of", lambda _: next(users, os.getuid()))
+
+    return these
+
+
+def test_a_stranger_is_turned_away_and_the_stage_before_is_let_in(meeting, foreign):
+    """A process of another user can connect, and neither sends words nor keeps others out."""
+    first, second = (
+        contextlib.closing(SocketLink(TWO_STAGES, rank, init_method=meeting, timeout=5.0)) for rank in (0, 1)
+    )
+    with first as first, second as second, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(second._address(1))
+        first.open()
+        foreign(1)
+        second.open()
+        first.send(7, 49)
+        assert second.receive(7, 0) == 49
+
+
+def test_words_are_not_sent_to_a_stranger(meeting, foreign):
+    """Somebody else may have taken the name of the stage after."""
+    with (
+        contextlib.closing(SocketLink(TWO_STAGES, 1, init_method=meeting, timeout=1.0)),
+        contextlib.closing(SocketLink(TWO_STAGES, 0, init_method=meeting, timeout=1.0)) as first,
+    ):
+        foreign(1)
+        with pytest.raises(PeerLost, match="a process of another user"):
+            first.open()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import fcntl
 import gc
+import socket
 import threading
 import time
 
@@ -137,8 +139,31 @@ def test_a_thread_spins_only_when_it_pays():
     assert repr(spin).startswith("<SpinPolicy: 1000 us")
 
 
-def test_nobody_spins_where_cpus_are_fewer_than_processes():
+def test_nobody_spins_where_no_cpu_is_to_spare():
     """There he would keep the others from what he waits for."""
-    assert affordable_spin(0.001, 4, 4) == 0.001
-    assert affordable_spin(0.001, 5, 4) == 0.0
+    assert affordable_spin(0.001, 3, 4) == 0.001
+    assert affordable_spin(0.001, 4, 4) == 0.0
     assert affordable_spin(0.001, 10_000) == 0.0
+
+
+@pytest.mark.parametrize("make_pair", [seqpacket_pair, stream_pair])
+def test_a_full_line_is_waited_for_whatever_its_descriptor(make_pair):
+    """A process with more than 1024 open files sends as any other."""
+    left, right = make_pair()
+    high = fcntl.fcntl(left, fcntl.F_DUPFD_CLOEXEC, 1100)
+    left.close()
+    sender = BlockingChannel(socket.socket(fileno=high), Writer(), name="sender")
+    receiver = BlockingChannel(right, Writer(), name="receiver")
+    text = "x" * 10_000
+
+    def send_all():
+        for call in range(1, 401):
+            sender.send(Kind.MESSAGE, call, text)
+
+    sending = threading.Thread(target=send_all)
+    sending.start()
+    time.sleep(0.1)  # until the line is full
+    assert [receiver.receive(10).call for _ in range(400)] == list(range(1, 401))
+    sending.join()
+    sender.close()
+    receiver.close()

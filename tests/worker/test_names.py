@@ -46,3 +46,9 @@ def test_any_callable_has_a_name():
     assert name_of(json.loads) == "loads"
     assert name_of(json.JSONDecoder) == "JSONDecoder"
     assert name_of(functools.partial(json.loads, "1")) == "partial"
+
+
+def test_a_name_in_the_program_is_refused():
+    """No worker process runs the program: it says what to give in its place."""
+    with pytest.raises(ConfigError, match=r"'__main__:Mine'.* give Mine itself"):
+        load("__main__:Mine", "worker_cls")

@@ -9,7 +9,15 @@ import threading
 import pytest
 
 from aexec.errors import AexecError, ConfigError, RemoteError, UnknownMethod
-from aexec.worker.remote import RemoteFailure, caller_error, capture, departing, rebuild, remote_error
+from aexec.worker.remote import (
+    RemoteFailure,
+    caller_error,
+    capture,
+    departing,
+    rebuild,
+    remote_error,
+    traceback_text,
+)
 
 
 class Odd(Exception):
@@ -153,3 +161,15 @@ def test_an_error_of_aexec_that_does_not_pickle_departs_as_data():
     error = ConfigError("bad")
     error.lock = threading.Lock()
     assert isinstance(departing(error, rank=0, method="load"), RemoteFailure)
+
+
+def test_arguments_that_do_not_fit_show_no_frame_of_ours():
+    """Nothing of the method had run: the line of aexec that called it tells its caller nothing."""
+    space = {"__name__": "aexec.worker.device"}
+    exec("def call(work): work(1)", space)
+    with pytest.raises(TypeError) as caught:
+        space["call"](lambda: None)
+    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    text = traceback_text(error)
+    assert "File " not in text
+    assert "takes 0 positional arguments but 1 was given" in text

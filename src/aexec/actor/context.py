@@ -249,7 +249,8 @@ async def _pipe(
         message = on_error(error)
     else:
         message = on_result(value)
-    cell.post(message)
+    if cell.exit is None:  # it may have ended in the turn in which this was ready
+        cell.post(message)
 
 
 def _ring(cell: Cell, actor: object, message: Message[Any]) -> None:

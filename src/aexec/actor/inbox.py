@@ -266,7 +266,8 @@ class Inbox(abc.ABC):
         envelope.finish()
 
     def _record(self, kind: DeadLetterKind, envelope: Envelope) -> None:
-        silent = envelope.reply is None and kind == "closed"
+        # What an actor sent itself is moot once it ends.
+        silent = envelope.reply is None and kind == "closed" and envelope.sender is not self
         self.core.dead_letters.record(kind, self.name, envelope.handler.kind.__name__, silent=silent)
 
 

@@ -72,7 +72,7 @@ class Call:
         answers: By rank.
         errors: By rank, the first one first.
         missing: Ranks that have not answered.
-        sent: False while it waits for its turn.
+        sent: False while it waits for its turn, and again if it could not be sent then.
         fails_at: When its waiter is given the first error; infinity: there is none.
         delivered: True once its waiter was given its value.
         on_end: Told when all ranks have answered, whoever waits; of an early call also of each error.

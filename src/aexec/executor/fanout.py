@@ -245,6 +245,7 @@ class Fanout:
         except ActorDied:
             raise
         except AexecError as error:  # it cannot travel
+            call.sent = False
             for rank in call.ranks:  # a turn later: whoever sends it is in the middle of it
                 self._actor.system.call_soon_threadsafe(self.failed, call.id, rank, own_copy(error))
         else:

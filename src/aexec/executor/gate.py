@@ -67,12 +67,13 @@ class Flight:
         is_whole: It has nothing to sample.
         launch: The call of its forward pass.
         sampling: The call of its sampling, once there is one.
+        before: The step that took off before it; None: it is the first.
     """
 
-    __slots__ = ("is_whole", "launch", "sampling", "step")
+    __slots__ = ("before", "is_whole", "launch", "sampling", "step")
 
-    def __init__(self, step: StepId, *, is_whole: bool) -> None:
-        self.step, self.is_whole = step, is_whole
+    def __init__(self, step: StepId, *, is_whole: bool, before: StepId | None = None) -> None:
+        self.step, self.is_whole, self.before = step, is_whole, before
         self.launch: Call | None = None
         self.sampling: Call | None = None
 
@@ -122,9 +123,18 @@ class StepGate:
         step = held.message.step
         if self._last is not None and step <= self._last:
             return None
+        flight = self.flying[step] = Flight(step, is_whole=is_whole, before=self._last)
         self._last = step
-        flight = self.flying[step] = Flight(step, is_whole=is_whole)
         return flight
+
+    def take_back(self, flight: Flight) -> None:
+        """A step could not be sent: its place is free, and as no rank has seen its id, it may come again."""
+        self.land(flight)
+        if self._last == flight.step:
+            self._last = flight.before
+        for later in self.flying.values():
+            if later.before == flight.step:
+                later.before = flight.before
 
     def land(self, flight: Flight) -> None:
         """A step is over on all ranks: its place is free."""

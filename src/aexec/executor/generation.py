@@ -159,8 +159,9 @@ class Generation:
 
     async def _stop_group(self) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(stop_budget(self._config)) as limit:
-            for line in await self.group.stop(self._config.close_grace):
-                self._log.warning("a worker did not end by itself", what=line)
+            lines = await self.group.stop(self._config.close_grace)
+            if lines:  # one line in all: a terminal that was interrupted has enough to show
+                self._log.warning("not all workers ended by themselves", what="; ".join(lines))
         if limit.cancelled_caught:
             self._log.error("the workers could not be ended in time", group=repr(self.group))
 

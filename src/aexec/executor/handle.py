@@ -24,7 +24,7 @@ from aexec.executor.dump import dump_text
 from aexec.executor.generation import stop_budget
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
-from aexec.executor.limits import check_drain, check_ranks, check_timeout
+from aexec.executor.limits import check_arguments, check_drain, check_ranks, check_timeout
 from aexec.executor.operations import Operations
 from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
@@ -132,7 +132,8 @@ class ExecutorHandle(Operations):
         name = method if isinstance(method, str) else name_of(method)
         limit = check_timeout(name, self.config.rpc_timeout if timeout is None else timeout)
         where = check_ranks(ranks, self.world_size)
-        call = Collective(method=method, args=tuple(args), kwargs=dict(kwargs or {}), timeout=limit, ranks=where)
+        given, named = check_arguments(name, args, kwargs)
+        call = Collective(method=method, args=given, kwargs=named, timeout=limit, ranks=where)
         return await self._ask(call)
 
     async def execute_model(self, step: ExecuteModel) -> ForwardLaunched | StepResult:

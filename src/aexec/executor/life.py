@@ -100,6 +100,7 @@ class ExecutorLife(Actor):
             self._drain.deadline = min(self._drain.deadline, anyio.current_time() + message.drain)
         elif state is ExecutorState.READY and message.drain > 0:
             self._board.state = advance(state, ExecutorEvent.DRAIN)
+            self._drain.deadline = anyio.current_time() + message.drain  # at once: another close may be next
             self.context.start_task(self._drain_and_shut(message.drain))
         elif state is not ExecutorState.CLOSING:
             self.context.start_task(self._shut())
@@ -175,19 +176,22 @@ class ExecutorLife(Actor):
         delay = self._budget.spend(now)
         if delay is None:
             self._give_up(error)
+            fate = self._budget.verdict()
         else:
             self._board.state = advance(state, ExecutorEvent.DIED)
             self._reason, self._up_again = str(error).partition("\n")[0], now + delay
-        self._end_calls(error, now)
+            fate = f"the group is rebuilt: try again after {delay:.3g} s"
+        self._end_calls(error, now, fate)
         self.context.start_task(self._generation.stop() if delay is None else self._restart(error, delay))
 
-    def _end_calls(self, error: AexecError, now: float) -> None:
-        self._generation.fanout.fail_all(lambda call: _for_call(error, call, now))
+    def _end_calls(self, error: AexecError, now: float, *fate: str) -> None:
+        self._generation.fanout.fail_all(lambda call: _for_call(error, call, now, *fate))
         self._steps.fail_all(error)
 
     def _give_up(self, error: AexecError) -> None:
         self._board.state = advance(self._board.state, ExecutorEvent.GAVE_UP)
         note(error, self._budget.verdict())
+        self.context.log.error("executor failed for good", why=self._budget.verdict())
         self._board.callbacks.fire(error)
 
     async def _restart(self, reason: AexecError, delay: float | None) -> None:
@@ -230,7 +234,6 @@ class ExecutorLife(Actor):
             self._steps.fail_waiting(ExecutorClosed("the executor was closed while it was paused"))
         limit = ""
         with self._drain:
-            self._drain.deadline = anyio.current_time() + drain
             await self._steps.until_idle("close", None, waiting_too=True)
             await self._generation.fanout.until_quiet()
         if self._drain.cancelled_caught:
@@ -263,8 +266,8 @@ class ExecutorLife(Actor):
         self._closers.clear()
 
 
-def _for_call(error: AexecError, call: Call, now: float) -> AexecError:
-    """Each caller has its own, with what was known of the other ranks."""
+def _for_call(error: AexecError, call: Call, now: float, *fate: str) -> AexecError:
+    """Each caller has its own, with what was known of the other ranks and what becomes of the group."""
     rank = getattr(error, "rank", -1)
-    known = (f"while {call.text} was pending", *call.others(rank, now), *call.raised_by(rank))
+    known = (f"while {call.text} was pending", *call.others(rank, now), *call.raised_by(rank), *fate)
     return own_copy(error, *known, keep_notes=False)

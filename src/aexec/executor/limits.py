@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from aexec.errors import CallTimeout, ConfigError
 
-__all__ = ("check_drain", "check_ranks", "check_timeout")
+__all__ = ("check_arguments", "check_drain", "check_ranks", "check_timeout")
 
 
 def check_timeout(call: str, timeout: Any) -> float | None:
@@ -31,6 +31,20 @@ def check_timeout(call: str, timeout: Any) -> float | None:
     if timeout <= 0:
         raise CallTimeout(call, timeout, started=False)
     return float(timeout)
+
+
+def check_arguments(call: str, args: Any, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, as they are sent.
+
+    Raises:
+        ConfigError: ``args`` is no sequence of them (a text is one argument, not one for each letter), or
+            ``kwargs`` no mapping.
+    """
+    if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
+        raise ConfigError(f"args of {call} is {args!r}: expected a tuple; for one argument, args=({args!r},)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ConfigError(f"kwargs of {call} is {kwargs!r}: expected a dict")
+    return tuple(args), dict(cast("Mapping[str, Any]", kwargs or {}))
 
 
 def check_drain(drain: Any) -> float:

@@ -84,7 +84,7 @@ class StepLine:
             raise _aborted(message.step)
         flight = self.gate.flying.get(message.step)
         if flight is not None and flight.launch is not None and flight.launch.errors:
-            self._land(flight)
+            self._get_rid_of(flight, flight.launch)
             raise next(iter(flight.launch.errors.values()))
         call = self._send_sampling(message, reply, until)
         reply.on_cancel(partial(self._fanout_now.abandon, call))
@@ -155,7 +155,7 @@ class StepLine:
                 held.call = self._send_launch(held, flight)
             except AexecError as error:
                 if flight is not None:
-                    self.gate.land(flight)
+                    self.gate.take_back(flight)
                 held.reply.fail(error)
 
     def _send_launch(self, held: Held, flight: Flight | None) -> Call:
@@ -193,15 +193,23 @@ class StepLine:
         self._collect(call)
         if flight is None:
             return
-        if flight.is_whole or not (call.missing or call.delivered):
+        if not call.sent:
+            if not call.missing:  # each rank counts as failed, one after the other
+                self.gate.take_back(flight)
+                self._land(flight)
+        elif flight.is_whole or not (call.missing or call.delivered):
             self._land(flight)
         elif call.errors and flight.sampling is not None:  # its ranks know no such step: this is why
             flight.sampling.fail(next(iter(call.errors.values())))
 
     def _sampled(self, flight: Flight | None, call: Call) -> None:
         self._collect(call)
-        if flight is not None and flight.sampling is call:
+        if flight is None or flight.sampling is not call:
+            return
+        if call.sent:
             self._land(flight)
+        else:  # the ranks wait for it still, and sample in order
+            flight.sampling = None
 
     def _collect(self, call: Call) -> None:
         """What the ranks report goes out with the next step, if it did not with this one."""
@@ -215,6 +223,13 @@ class StepLine:
             self._fanout_now.book.forget(flight.launch)
         self._admit()
         self._tell()
+
+    def _get_rid_of(self, flight: Flight, launch: Call) -> None:
+        """Its launch was refused; ranks that took it have to sample it, or they would sample no later one."""
+        if not launch.missing:
+            self._land(flight)
+        elif flight.sampling is None:
+            self._send_sampling(SampleTokens(flight.step), Pending(), None)
 
     def _tell(self) -> None:
         if self._changed is not None:

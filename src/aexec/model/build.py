@@ -71,7 +71,7 @@ def build_runner(
 def _own_device(local_rank: int, num_devices: int) -> str:
     if local_rank >= num_devices:
         raise ConfigError(
-            f"rank {local_rank} of this node has no CUDA device: {num_devices} can be seen; "
+            f"rank {local_rank} of this node has no CUDA device: torch sees {num_devices or 'none'}; "
             "take fewer ranks, or look at CUDA_VISIBLE_DEVICES"
         )
     return f"cuda:{local_rank}"

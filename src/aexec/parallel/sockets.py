@@ -4,10 +4,14 @@ It carries the pipeline of the dummy model. Stages find each other by a name tha
 from the inode of the file at which the ranks meet, in the kernel's abstract namespace:
 unique while that file lives, nothing to choose, nothing to clean up. The stage after binds
 when it is made, and the stage before connects once all are made, so nobody has to try again.
+
+Anybody on the machine may know such a name, so both ends ask the kernel whose process the
+other one is, and have nothing to do with those of other users.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -23,6 +27,7 @@ __all__ = ("SocketLink",)
 
 _MESSAGE = struct.Struct("<qQ?")  # step, word, failed
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_BACKLOG = 16  # connections that wait: room for strangers beside the one that is meant
 
 
 class SocketLink:
@@ -36,6 +41,7 @@ class SocketLink:
 
     Raises:
         ConfigError: They do not meet at a file of this machine.
+        PeerLost: Somebody else has this rank's place there.
     """
 
     def __init__(self, layout: RankLayout, rank: int, *, init_method: str, timeout: float) -> None:
@@ -68,18 +74,10 @@ class SocketLink:
 
     def receive(self, step: int, _into: object, /) -> int:
         """Wait for the word of a step; see ``StageLink``."""
-        assert self._from is not None
-        doing, begun = f"receive the hidden states of step {step}", time.monotonic()
-        try:
-            message = self._from.recv(_MESSAGE.size)
-        except OSError as error:
-            raise PeerLost(self._rank, self._before, doing, str(error)) from error
-        finally:
-            self._waited += time.monotonic() - begun
-        if not message:
-            raise PeerLost(self._rank, self._before, doing, "it closed the connection")
-        self._received += 1
-        sent_for, word, failed = _MESSAGE.unpack(message)
+        doing = f"receive the hidden states of step {step}"
+        sent_for, word, failed = self._next(doing)
+        while sent_for < step:  # too late: its time-out was its end
+            sent_for, word, failed = self._next(doing)
         if sent_for != step:
             raise ProtocolError(f"rank {self._rank} is at step {step}, and rank {self._before} sent step {sent_for}")
         if failed:
@@ -100,6 +98,21 @@ class SocketLink:
             if each is not None:
                 each.close()
 
+    def _next(self, doing: str) -> tuple[int, int, bool]:
+        assert self._from is not None
+        begun = time.monotonic()
+        try:
+            message = self._from.recv(_MESSAGE.size)
+        except OSError as error:
+            raise PeerLost(self._rank, self._before, doing, str(error)) from error
+        finally:
+            self._waited += time.monotonic() - begun
+        if not message:
+            raise PeerLost(self._rank, self._before, doing, "it closed the connection")
+        self._received += 1
+        sent_for, word, failed = _MESSAGE.unpack(message)
+        return sent_for, word, failed
+
     def _send(self, step: int, word: int, *, failed: bool) -> None:
         assert self._to is not None
         try:
@@ -111,32 +124,39 @@ class SocketLink:
 
     def _bound(self) -> socket.socket:
         listener = _socket(self._timeout)
-        listener.bind(self._address(self._rank))
-        listener.listen(1)
+        try:
+            listener.bind(self._address(self._rank))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise PeerLost(self._rank, self._before, "wait for the stage before", str(error)) from error
         return listener
 
     def _connected(self, peer: int) -> socket.socket:
         connection = _socket(self._timeout)
         try:
             connection.connect(self._address(peer))
+            _check_user(connection)
         except OSError as error:
             connection.close()
             raise PeerLost(self._rank, peer, "connect to the stage after", str(error)) from error
         return connection
 
     def _accepted(self, listener: socket.socket) -> socket.socket:
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            raise PeerLost(self._rank, self._before, "meet the stage before", str(error)) from error
-        listener.close()
-        connection.settimeout(self._timeout)
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(raw)
-        if user != os.getuid():
-            connection.close()
-            raise PeerLost(self._rank, self._before, "meet the stage before", f"a process of user {user} came instead")
-        return connection
+        """The stage before; strangers that come first are turned away."""
+        deadline = time.monotonic() + self._timeout
+        with listener:
+            while True:
+                listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                try:
+                    connection, _ = listener.accept()
+                except OSError as error:
+                    raise PeerLost(self._rank, self._before, "meet the stage before", str(error)) from error
+                with contextlib.suppress(PermissionError):
+                    _check_user(connection)
+                    connection.settimeout(self._timeout)
+                    return connection
+                connection.close()
 
     def _address(self, rank: int) -> str:
         return f"\0aexec-stage-{self._meeting}-{rank}"
@@ -146,6 +166,19 @@ def _socket(timeout: float) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.settimeout(timeout)
     return made
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Of the process at the other end, as it was when the two met."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(raw)
+    return int(user)
+
+
+def _check_user(connection: socket.socket) -> None:
+    user = _user_of(connection)
+    if user != os.getuid():
+        raise PermissionError(f"a process of another user ({user}) is there instead")
 
 
 def _meeting(init_method: str) -> str:

@@ -174,7 +174,7 @@ class BlockingChannel:
         try:
             sent = self._link.send(parts, fds)
             while not sent and wait:
-                select.select([], [self._link], [])
+                _until_writable(self._link.fileno())
                 sent = self._link.flush()
         except (OSError, ValueError) as error:  # ValueError: closed meanwhile, by the thread that receives
             raise ChannelClosed(self.name, f"the peer is gone ({error})") from error
@@ -204,13 +204,14 @@ class BlockingChannel:
     def _wait(self, deadline: float) -> bool:
         """Sleep until there is something to receive; False: time is up, or ``wake`` was called."""
         limit = None if deadline == math.inf else max(math.ceil((deadline - time.monotonic()) * 1e3), 0)
-        began = time.monotonic() if self._spin.limit else 0.0
+        spins = self._spin.limit
+        began = time.monotonic() if spins else 0.0
         self._waiting = True
         try:
             ready = self._poll.poll(0 if self._inbox.mappings.released else limit)
         finally:
             self._waiting = False
-        if self._spin.limit:
+        if spins:
             self._spin.waited(time.monotonic() - began)
         if len(ready) == 1 and ready[0][0] != self._ear:
             return True
@@ -246,3 +247,10 @@ class BlockingChannel:
             os.read(self._ear, 4096)
         woken, self._woken = self._woken, False
         return woken
+
+
+def _until_writable(fd: int) -> None:
+    """Wait; unlike ``select`` it takes descriptors of any number."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()

@@ -19,8 +19,7 @@ __all__ = ("SEGMENT_SIZE", "Inbox")
 
 SEGMENT_SIZE = struct.Struct("<Q")  # body of a SEGMENT frame; 0: the segment is gone
 
-GOODBYE = Kind.GOODBYE  # looked up once
-_MEMORY = frozenset((Kind.RELEASE, Kind.SEGMENT))
+GOODBYE, RELEASE, SEGMENT = Kind.GOODBYE, Kind.RELEASE, Kind.SEGMENT  # looked up once, and never hashed
 
 
 class Inbox:
@@ -71,7 +70,7 @@ class Inbox:
             head = parse(data)
             if head.releases:
                 self._writer.release(head.releases, self._holder)
-            if head.kind in _MEMORY:
+            if head.kind is RELEASE or head.kind is SEGMENT:
                 self._segment(head, fds)
                 return None
             return self._frame(head, fds)
@@ -106,7 +105,7 @@ class Inbox:
         return [trailer[offset : offset + length] for offset, length in unpack_table(trailer, head.num_buffers)]
 
     def _segment(self, head: Head, fds: Sequence[int]) -> None:
-        if head.kind is Kind.RELEASE:
+        if head.kind is RELEASE:
             return
         if len(head.body) != SEGMENT_SIZE.size:
             raise BadFrame("it shows no segment")

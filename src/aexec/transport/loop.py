@@ -251,7 +251,7 @@ class LoopChannel:
             self._on_gone(error)
             return
         if frame is not None and frame.kind is not PREWAKE:
-            if self._hot is not None and frame.kind in _ANSWERS:
+            if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
                 self._hot.answered()
             self._on_frame(frame)
 
@@ -269,8 +269,8 @@ class LoopChannel:
             self._put(self._outbox.release_frame(), ())
 
 
-MESSAGE, PREWAKE = Kind.MESSAGE, Kind.PREWAKE  # looked up once
-_ANSWERS = frozenset((Kind.REPLY, Kind.FAILURE))
+MESSAGE, PREWAKE = Kind.MESSAGE, Kind.PREWAKE  # looked up once, and never hashed
+REPLY, FAILURE = Kind.REPLY, Kind.FAILURE
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -26,7 +26,9 @@ from aexec.transport.frames import INLINE
 
 __all__ = ("dumps", "loads", "pickled")
 
-_PLAIN = (type(None), bool, int, float, str)
+_PLAIN = frozenset((type(None), bool, int, float))
+_TEXT = frozenset((str, bytes))
+_FEW = 16  # values: more of them are left to the pickler, which takes as long as looking at them
 
 
 def dumps(value: Any) -> tuple[list[bytes], list[memoryview]]:
@@ -35,7 +37,7 @@ def dumps(value: Any) -> tuple[list[bytes], list[memoryview]]:
     Raises:
         Exception: Whatever its parts raise.
     """
-    if type(value) in _PLAIN:
+    if _is_simple(value):
         return [pickle.dumps(value, 5)], []
     _Pickler.look_around()
     pieces, buffers = _Pieces(), list[memoryview]()
@@ -60,6 +62,21 @@ def pickled(value: Any) -> bytes:
 def loads(stream: Any, buffers: Sequence[Any]) -> Any:
     """Make the value; its buffers stay where they are."""
     return pickle.loads(stream, buffers=buffers)  # noqa: S301 - from a process of ours, see the package
+
+
+def _is_simple(value: Any, depth: int = 3) -> bool:
+    """True for what needs no pickler of ours, which takes longer to make than a small message to pickle."""
+    kind: type[Any] = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind in _TEXT:
+        return len(value) <= INLINE
+    if (kind is not tuple and kind is not list) or len(value) > _FEW or not depth:
+        return False
+    for part in value:  # noqa: SIM110 - a generator takes longer than all of this
+        if not _is_simple(part, depth - 1):
+            return False
+    return True
 
 
 class _Pieces(list[bytes]):
@@ -87,6 +104,8 @@ def _beside(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
 
 _cloudpickle: Any = cloudpickle
 _reducer_override: Any = _cloudpickle.Pickler.reducer_override
+_code_reducer: Any = _cloudpickle.Pickler.dispatch_table[types.CodeType]
+_NO_FILE = "<dynamic-code>"  # cloudpickle's name of every file
 
 
 class _Pickler(_cloudpickle.Pickler):  # type: ignore[misc]  # pyright: ignore[reportUntypedBaseClass] - no types there
@@ -118,6 +137,7 @@ class _Pickler(_cloudpickle.Pickler):  # type: ignore[misc]  # pyright: ignore[r
                 cls._seen = now
             elif not now[1]:
                 cls._seen = now
+            reducers[types.CodeType] = _reduce_code
             cls.dispatch_table = reducers
 
     def reducer_override(self, obj: Any) -> Any:
@@ -137,6 +157,16 @@ class _Pickler(_cloudpickle.Pickler):  # type: ignore[misc]  # pyright: ignore[r
             return _reducer_override(self, obj)
         finally:
             _cloudpickle.unregister_pickle_by_value(module)
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    """As cloudpickle does, but with the file that it leaves out: tracebacks show it."""
+    make, parts = _code_reducer(code)
+    return make, tuple(code.co_filename if _is_no_file(part) else part for part in parts)
+
+
+def _is_no_file(part: Any) -> bool:
+    return isinstance(part, str) and part == _NO_FILE
 
 
 def _reduce_tensor(tensor: Any) -> Any:

@@ -17,7 +17,7 @@ LONG = 50.0  # a wait counts as no longer than so many budgets, so that an idle 
 
 
 def affordable_spin(spin: float, num_processes: int, num_cpus: int | None = None) -> float:
-    """``spin``, or 0 where processes that wait would take the CPU from those that work.
+    """``spin``, or 0 where no CPU is to spare: one that waits would take it from those that work.
 
     Args:
         spin: Seconds.
@@ -27,7 +27,7 @@ def affordable_spin(spin: float, num_processes: int, num_cpus: int | None = None
     if num_cpus is None:
         usable = getattr(os, "sched_getaffinity", None)
         num_cpus = len(usable(0)) if usable else os.cpu_count() or 1
-    return spin if num_processes <= num_cpus else 0.0
+    return spin if num_processes < num_cpus else 0.0  # with as many, two often share one: slower than to sleep
 
 
 class SpinPolicy:

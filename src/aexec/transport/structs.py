@@ -35,14 +35,20 @@ class _Codec(NamedTuple):
 
 
 class _Execute(msgspec.Struct, array_like=True):
+    """``pickled``: a payload of another kind."""
+
     step: int
     payload: SchedulerOutput | None
     num_tokens: int | None
+    pickled: bytes | None = None
 
 
 class _Result(msgspec.Struct, array_like=True):
+    """``pickled``: an output of another kind."""
+
     step: int
     output: ModelRunnerOutput | None
+    pickled: bytes | None = None
 
 
 class _Sample(msgspec.Struct, array_like=True):
@@ -70,17 +76,26 @@ def _plain(kind: type[Any]) -> _Codec:
     return _Codec(encode, made)
 
 
+def _pickled(value: Any) -> _Packed:
+    pieces, buffers = dumps(value)
+    if len(pieces) > 1:
+        raise _NotHot  # it is large: no copy more than there has to be
+    return pieces[0], buffers
+
+
 def _execute() -> _Codec:
     decode = msgspec.msgpack.Decoder(_Execute).decode
 
     def encode(message: ExecuteModel) -> _Packed:
-        if message.payload is not None and type(message.payload) is not SchedulerOutput:
-            raise _NotHot
-        return _encode(_Execute(message.step, message.payload, message.num_tokens)), []
+        if message.payload is None or type(message.payload) is SchedulerOutput:
+            return _encode(_Execute(message.step, message.payload, message.num_tokens)), []
+        stream, buffers = _pickled(message.payload)
+        return _encode(_Execute(message.step, None, message.num_tokens, stream)), buffers
 
-    def made(body: Any, _: list[Any]) -> ExecuteModel:
+    def made(body: Any, buffers: list[Any]) -> ExecuteModel:
         wire = decode(body)
-        return ExecuteModel(StepId(wire.step), wire.payload, wire.num_tokens)
+        payload = wire.payload if wire.pickled is None else loads(wire.pickled, buffers)
+        return ExecuteModel(StepId(wire.step), payload, wire.num_tokens)
 
     return _Codec(encode, made)
 
@@ -90,13 +105,15 @@ def _result() -> _Codec:
 
     def encode(message: StepResult) -> _Packed:
         output = message.output
-        if output is not None and (type(output) is not ModelRunnerOutput or output.kv_connector_output is not None):
-            raise _NotHot  # a connector's events are of types of its own
-        return _encode(_Result(message.step, output)), []
+        if output is None or (type(output) is ModelRunnerOutput and output.kv_connector_output is None):
+            return _encode(_Result(message.step, output)), []  # a connector's events are of types of its own
+        stream, buffers = _pickled(output)
+        return _encode(_Result(message.step, None, stream)), buffers
 
-    def made(body: Any, _: list[Any]) -> StepResult:
+    def made(body: Any, buffers: list[Any]) -> StepResult:
         wire = decode(body)
-        return StepResult(StepId(wire.step), wire.output)
+        output = wire.output if wire.pickled is None else loads(wire.pickled, buffers)
+        return StepResult(StepId(wire.step), output)
 
     return _Codec(encode, made)
 
@@ -145,14 +162,14 @@ STRUCTS: tuple[type[Any], ...] = (
 
 
 def _call() -> _Codec:
-    names = CallMethod.__struct_fields__
-
     def encode(message: CallMethod) -> _Packed:
-        pieces, buffers = dumps(tuple(getattr(message, name) for name in names))
-        return b"".join(pieces), buffers
+        kwargs = message.kwargs or None  # a dict is more to look through
+        pieces, buffers = dumps((message.call, message.method, message.args, kwargs, message.after))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), buffers
 
     def made(body: Any, buffers: list[Any]) -> CallMethod:
-        return CallMethod(**dict(zip(names, loads(body, buffers), strict=True)))
+        call, method, args, kwargs, after = loads(body, buffers)
+        return CallMethod(call=call, method=method, args=args, kwargs=kwargs or {}, after=after)
 
     return _Codec(encode, made)
 

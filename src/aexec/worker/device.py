@@ -124,7 +124,6 @@ class DeviceThread:
         except StepStateError as refused:
             self._answers.fail(call, "execute_model", refused)
         else:
-            self._rank.begin("execute_model", step)  # before anybody can know of it, and ask
             value, error = self._run("execute_model", partial(self._host.execute_model, message), step)
             if forward is None:
                 self._step_ended(step, call, None, value, error)

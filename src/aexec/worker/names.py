@@ -25,6 +25,10 @@ def load(name: str, setting: str) -> Any:
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
         raise ConfigError(f"{setting} is {name!r}: expected the form 'package.module:name'")
+    if module_name == "__main__":
+        raise ConfigError(
+            f"{setting} is {name!r}: no worker process runs your program; give {path} itself, not its name"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

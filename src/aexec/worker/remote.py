@@ -82,11 +82,17 @@ def rebuild(failure: RemoteFailure) -> RemoteError:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback without aexec's own frames at its head."""
+    """The traceback without aexec's own frames at its head; none at all if it was the call that failed."""
     frames = error.__traceback__
+    if frames is not None and frames.tb_next is None and isinstance(error, TypeError) and _is_in(frames, _CALLERS):
+        return "".join(traceback.format_exception_only(error))  # the arguments did not fit: nothing of it had run
     while frames is not None and _is_plumbing(frames.tb_frame.f_globals.get("__name__", "")):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+def _is_in(frames: types.TracebackType, modules: frozenset[str]) -> bool:
+    return frames.tb_frame.f_globals.get("__name__", "") in modules
 
 
 def _is_plumbing(module: str) -> bool:
@@ -105,6 +111,9 @@ _PLUMBING = frozenset(
         "worker.worker",
     )
 )
+
+
+_CALLERS = frozenset(("aexec.worker.compute", "aexec.worker.device"))
 
 
 class _State(NamedTuple):

@@ -146,6 +146,7 @@ async def test_closing_ends_workers_that_sleep(server):
 
 async def test_a_server_that_hangs_is_killed_and_its_workers_with_it(server):
     """Whatever holds it."""
+    await server.told.until("server_ready")
     os.kill(server.process.pid, signal.SIGSTOP)
     assert not await server.process.close(0.05)
 
@@ -175,9 +176,10 @@ async def test_what_cannot_be_preloaded_is_told(tmp_path, monkeypatch):
     await server.close()
 
 
-async def test_a_close_in_the_middle_of_an_import_does_not_wait_for_it(tmp_path, monkeypatch):
-    """A start that is cancelled while torch loads is over at once."""
-    (tmp_path / "slow_module.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+@pytest.mark.parametrize("hang", ["import time; time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)"])
+async def test_a_close_in_the_middle_of_an_import_does_not_wait_for_it(hang, tmp_path, monkeypatch):
+    """A start that is cancelled while torch loads is over at once, if native code holds the interpreter too."""
+    (tmp_path / "slow_module.py").write_text(f"print('importing', flush=True); {hang}")
     monkeypatch.syspath_prepend(tmp_path)
     seen = anyio.Event()
     server = Server(preload=("slow_module",))

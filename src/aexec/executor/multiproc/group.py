@@ -20,7 +20,7 @@ import msgspec
 
 from aexec import environ
 from aexec.config import ExecutorConfig
-from aexec.errors import AexecError, ConfigError, ProtocolError, WorkerDied
+from aexec.errors import AexecError, ConfigError, MessageNotDecoded, ProtocolError, WorkerDied
 from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.multiproc.environment import device_of, rank_environment, visible_devices
 from aexec.executor.multiproc.greeting import Greeting
@@ -33,7 +33,7 @@ from aexec.executor.multiproc.spawn import Exit, ForkServerProcess, Recipe, Star
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod, Greet, Hello, Shutdown
 from aexec.messages.process import Ended, Launch, PhaseReached, ProgressMade
-from aexec.messages.step import ExecuteModel, SampleTokens
+from aexec.messages.step import ExecuteModel, SampleTokens, StepId
 from aexec.observe import get_logger
 from aexec.transport import Frame, HotWindow, Kind, Writer
 from aexec.transport.pickling import pickled
@@ -216,7 +216,10 @@ class MultiprocGroup(WorkerGroup):
             self._replied(rank, frame.call, frame.value)
         elif frame.kind is Kind.FAILURE:
             failure = frame.value
+            step = self._workers[rank].work.step_of(frame.call) if isinstance(failure, MessageNotDecoded) else None
             self._failed(rank, frame.call, rebuild(failure) if isinstance(failure, RemoteFailure) else failure)
+            if step is not None:
+                self._make_up_for(self._workers[rank], step)
         else:
             self._event(self._workers[rank], frame.value)
 
@@ -235,6 +238,14 @@ class MultiprocGroup(WorkerGroup):
             self.plan.sink.failed(call, rank, error)
         elif call == _GREET:
             self._greeting.failed(rank, error)
+
+    def _make_up_for(self, worker: WorkerProcess, step: int) -> None:
+        """A rank could not read a step message: it is told one that it can, so that it is through with as many.
+
+        If it knows the step, it samples it, and holds up no later one; else it refuses. Nobody hears of it.
+        """
+        if worker.work_line.is_open:
+            worker.work_line.send(Kind.MESSAGE, 0, SampleTokens(StepId(step)))
 
     def _event(self, worker: WorkerProcess, event: object) -> None:
         if isinstance(event, PhaseReached):

@@ -19,7 +19,7 @@ ENTRY = "aexec.worker.process:serve"
 _OURS = "aexec.worker.model_worker:ModelWorker"
 _LIGHT = ("aexec.worker.process",)
 _HEAVY = ("torch", "aexec.model.transformer.runner")
-_SPIN = 100e-6  # seconds
+_SPIN = 200e-6  # seconds; less than what a round trip takes to a process that sleeps is never begun
 
 
 def recipe_of(config: ExecutorConfig, ranks: int) -> Recipe:
@@ -33,7 +33,7 @@ def recipe_of(config: ExecutorConfig, ranks: int) -> Recipe:
 
 
 def spin_of(config: ExecutorConfig, ranks: int) -> float:
-    """Seconds that ranks and driver poll for what is about to come: none where they outnumber the CPUs."""
+    """Seconds that ranks and driver poll for what is about to come: none where they take all CPUs."""
     return affordable_spin(_SPIN, ranks + 1) if config.spin is None else config.spin
 
 

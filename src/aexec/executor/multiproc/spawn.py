@@ -107,6 +107,7 @@ class ForkServerProcess:
         self._sock: socket.socket | None = None
         self._pidfd = -1
         self._gone = asyncio.Event()
+        self._is_ready = False
 
     def __repr__(self) -> str:
         return f"<ForkServerProcess pid {self.pid}: {'gone' if self._gone.is_set() else 'up'}>"
@@ -174,6 +175,8 @@ class ForkServerProcess:
         """
         if self._process is None:
             return True
+        if not self._is_ready:  # it imports, and hears nothing before it has: there is nothing to be lost
+            self.kill()
         self._hang_up()
         try:
             await asyncio.wait_for(self._gone.wait(), patience)
@@ -209,6 +212,7 @@ class ForkServerProcess:
 
     def _hear(self, report: dict[str, Any], fds: list[int]) -> None:
         if "ready" in report:
+            self._is_ready = True
             self._told.server_ready(report["failed"])
         elif "started" in report:
             self._told.worker_started(report["started"], Started(report["pid"], fds[0]))

@@ -41,12 +41,15 @@ class RankWork:
             self._launches[message.step] = call
             self._open[message.step,] = "execute_model"
         elif isinstance(message, SampleTokens):
-            self._steps.pop(self._launches.pop(message.step, call), None)
             self._steps[call] = message.step
             self._open[message.step,] = "sample_tokens"
         elif isinstance(message, CallMethod):
             into = self._beside if beside else self._open
             into[call] = message.method if isinstance(message.method, str) else name_of(message.method)
+
+    def step_of(self, call: int) -> int | None:
+        """The step that a call it has not ended is about; None: it is about none."""
+        return self._steps.get(call)
 
     def ended(self, call: int) -> None:
         """It has answered."""
@@ -54,5 +57,5 @@ class RankWork:
         if step is None:
             (self._open if call in self._open else self._beside).pop(call, None)
         else:
-            self._launches.pop(step, None)
+            self._steps.pop(self._launches.pop(step, call), None)
             self._open.pop((step,), None)
