@@ -61,6 +61,27 @@ def test_a_step_that_is_withdrawn_never_goes(gate):
     assert steps(go(gate)) == [4]
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_steps_that_could_not_be_sent_may_come_again(gate, order):
+    """No rank has seen their ids, in whichever order it turns out."""
+    for step in (1, 2):
+        line_up(gate, step)
+    flights = dict(zip((1, 2), go(gate), strict=True))
+    for step in order:
+        gate.take_back(flights[step])
+    line_up(gate, 1)
+    assert steps(go(gate)) == [1]
+
+
+def test_a_step_that_was_overtaken_when_it_could_not_be_sent_is_too_late(gate):
+    """The ranks have seen a later one."""
+    for step in (1, 2):
+        line_up(gate, step)
+    gate.take_back(go(gate)[0])
+    line_up(gate, 1)
+    assert steps(go(gate)) == [None]
+
+
 def test_a_step_whose_id_does_not_increase_takes_no_place(gate):
     """The ranks will refuse it; the step of that id keeps its own."""
     for step in (5, 5, 4):

@@ -130,7 +130,7 @@ def test_a_place_that_is_taken_is_named(meeting):
     """Whoever has it, the error is ours."""
     with (
         contextlib.closing(SocketLink(TWO_STAGES, 1, init_method=meeting, timeout=1.0)),
-        pytest.raises(PeerLost, match="rank 1 could not wait for the stage before: rank 0 .*in use"),
+        pytest.raises(PeerLost, match=r"rank 1 could not wait for the stage before: rank 0 .*in use"),
     ):
         SocketLink(TWO_STAGES, 1, init_method=meeting, timeout=1.0)
 

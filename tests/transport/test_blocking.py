@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import resource
 import socket
 import threading
 import time
@@ -146,6 +147,16 @@ def test_nobody_spins_where_no_cpu_is_to_spare():
     assert affordable_spin(0.001, 10_000) == 0.0
 
 
+@pytest.fixture
+def many_files():
+    """More descriptors than ``select`` can count."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("make_pair", [seqpacket_pair, stream_pair])
 def test_a_full_line_is_waited_for_whatever_its_descriptor(make_pair):
     """A process with more than 1024 open files sends as any other."""
@@ -162,7 +173,8 @@ def test_a_full_line_is_waited_for_whatever_its_descriptor(make_pair):
 
     sending = threading.Thread(target=send_all)
     sending.start()
-    time.sleep(0.1)  # until the line is full
+    sending.join(0.1)
+    assert sending.is_alive()  # the line is full
     assert [receiver.receive(10).call for _ in range(400)] == list(range(1, 401))
     sending.join()
     sender.close()

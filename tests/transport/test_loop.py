@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import gc
 import socket
 import subprocess
@@ -293,3 +295,30 @@ async def test_the_last_words_of_a_peer_that_left_something_unread_are_heard(pai
     peer.close()
     assert (await asyncio.wait_for(gone, 10)).orderly
     assert [frame.call for frame in left_unread] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_frame_that_the_system_does_not_take_ends_the_channel(waits):
+    """Nobody waits for an answer to what was never sent: no memory, or too many descriptors under way."""
+    ours, theirs = seqpacket_pair()
+    theirs.setblocking(False)
+    gone = asyncio.get_running_loop().create_future()
+    channel = LoopChannel(ours, Writer(), lambda _: None, gone.set_result, name="rank 0 work")
+    channel.open()
+    while waits and not channel.num_queued:
+        channel.send(Kind.MESSAGE, 1, "x" * 10_000)
+
+    def refuse(*_):
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+    channel._link.send = channel._link.flush = refuse
+    channel.send(Kind.MESSAGE, 2, "x")
+    with contextlib.suppress(BlockingIOError):
+        while waits:
+            theirs.recv(1 << 16)
+    error = await asyncio.wait_for(gone, 10)
+    assert "a frame could not be sent (No buffer space available)" in str(error)
+    with pytest.raises(ChannelClosed, match="No buffer space available"):
+        channel.send(Kind.MESSAGE, 3)
+    channel.close()
+    theirs.close()

@@ -11,10 +11,12 @@ import pytest
 
 from aexec import ExecuteModel, ExecutorConfig, ParallelConfig, open_executor
 from aexec.config import CacheConfig, ModelConfig
-from aexec.errors import AexecError, ConfigError, ProtocolError
+from aexec.errors import AexecError, ConfigError, PeerLost, ProtocolError
 from aexec.messages.batch import CachedRequestData, NewRequestData, SchedulerOutput
 from aexec.messages.request import SamplingParams
 from aexec.testing.ranks import ThreadGroup
+from aexec.worker.context import place_worker
+from aexec.worker.pipeline import RankPipeline
 
 pytestmark = pytest.mark.anyio
 
@@ -191,3 +193,24 @@ async def test_a_backend_without_a_place_to_meet_is_named(monkeypatch):
     monkeypatch.setattr(ThreadGroup, "_place", nowhere)
     with pytest.raises(ConfigError, match=r"cannot meet at '': expected file:///path"):
         await open_stages(2)
+
+
+def test_what_a_stage_raises_is_told_though_the_stage_after_is_gone(monkeypatch):
+    """The cause, not what followed from it."""
+
+    class Stage:
+        def __getattr__(self, name):
+            def fail(*_):
+                raise PeerLost(0, 1, "send", "gone") if name == "send_failure" else ValueError("the cause")
+
+            return fail
+
+        def blank_hidden(self, num_tokens):
+            return num_tokens
+
+    config = ExecutorConfig(parallel=ParallelConfig(pipeline_parallel_size=2))
+    context = place_worker(0, config, generation=1, local_rank=0, node_id="here", node_ip="127.0.0.1")
+    pipeline = RankPipeline(context, Stage(), "not the dummy")
+    monkeypatch.setattr(pipeline, "_link", Stage())
+    with pytest.raises(ValueError, match="the cause"):
+        pipeline.run(1, prompt(1))

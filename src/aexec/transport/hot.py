@@ -44,6 +44,10 @@ class HotWindow:
         if not self._turning and self._until > now:
             self._turn()
 
+    def unanswered(self, count: int) -> None:
+        """So many of the messages that were sent last will have no answer."""
+        self._missing = max(self._missing - count, 0)
+
     def answered(self) -> None:
         """An answer came."""
         if self._missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -198,18 +199,31 @@ class LoopChannel:
     def _send(self, parts: Parts, fds: Sequence[int]) -> None:
         try:
             taken = self._link.send(parts, fds)
-        except OSError:
-            return  # the peer is gone: whoever receives learns of it, after its last frame
+        except OSError as error:
+            self._not_sent(error)
+            return
         if not taken:
             self._blocked = True
             assert self._loop is not None, "a channel is opened before it is used"
             self._link.watch_writable(self._loop, self._writable)
 
+    def _not_sent(self, error: OSError) -> None:
+        """If the peer is gone, whoever receives learns of it, after its last frame; else a frame is lost: the end."""
+        if error.errno not in _PEER_GONE and self._loop is not None:
+            self._loop.call_soon(self._break, f"a frame could not be sent ({error.strerror or error})")
+
+    def _break(self, reason: str) -> None:
+        if self._closed is None:
+            self._end(ChannelClosed(self.name, reason))
+            self._on_gone(self._again())
+
     def _writable(self) -> None:
         assert self._loop is not None
-        with contextlib.suppress(OSError):  # as above
+        try:
             if not self._link.flush():
                 return
+        except OSError as error:
+            self._not_sent(error)
         self._blocked = False
         self._link.watch_writable(self._loop, None)
         self._pump()
@@ -271,6 +285,7 @@ class LoopChannel:
 
 MESSAGE, PREWAKE = Kind.MESSAGE, Kind.PREWAKE  # looked up once, and never hashed
 REPLY, FAILURE = Kind.REPLY, Kind.FAILURE
+_PEER_GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN))
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ __all__ = ("dumps", "loads", "pickled")
 
 _PLAIN = frozenset((type(None), bool, int, float))
 _TEXT = frozenset((str, bytes))
+_type_of: Callable[[Any], type[object]] = type
 _FEW = 16  # values: more of them are left to the pickler, which takes as long as looking at them
 
 
@@ -66,7 +67,7 @@ def loads(stream: Any, buffers: Sequence[Any]) -> Any:
 
 def _is_simple(value: Any, depth: int = 3) -> bool:
     """True for what needs no pickler of ours, which takes longer to make than a small message to pickle."""
-    kind: type[Any] = type(value)
+    kind = _type_of(value)
     if kind in _PLAIN:
         return True
     if kind in _TEXT:

@@ -7,8 +7,10 @@ steps are under way at a time, each at another stage, all in the order of their 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+from aexec.errors import PeerLost
 from aexec.messages.batch import SchedulerOutput
 from aexec.model.base import ModelRunner
 from aexec.model.dummy.settings import is_dummy
@@ -84,7 +86,8 @@ class RankPipeline:
             hidden = self._runner.execute_stage(batch, incoming)
         except Exception:
             if not self._is_last:
-                link.send_failure(step, blank)
+                with contextlib.suppress(PeerLost):  # it says less than what is raised here
+                    link.send_failure(step, blank)
             raise
         if not self._is_last:
             link.send(step, hidden)

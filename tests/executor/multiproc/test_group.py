@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -77,7 +78,8 @@ async def test_a_worker_that_will_not_end_is_made_to(opening, caplog):
         assert 0.5 < time.monotonic() - began < 1.5
         with pytest.raises(ExecutorClosed):
             await blocked
-    first, second = what_closing_said(caplog)
+    (line,) = what_closing_said(caplog)
+    first, second = line.split("; ")
     assert first.endswith("block, did not end within 0.2 s of being asked, nor within 0.3 s of SIGTERM: it was killed")
     assert second.endswith("block, did not end within 0.2 s of being asked")
 
@@ -295,3 +297,20 @@ async def test_a_group_can_be_looked_at(opening):
         assert f"<WorkerProcess rank 0 pid {executor.ranks[0].pid}: alive, block>" in text
         assert {info.phase for info in executor.ranks} == {"block"}
         await blocked
+
+
+async def test_things_that_python_passes_over_on_its_path_do_no_harm(opening, monkeypatch):
+    """A ``Path`` in ``sys.path`` means nothing here, and nothing to workers."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    for method in ("forkserver", "spawn"):
+        async with opening(start_method=method) as executor:
+            assert await executor.collective_rpc("echo", (1,)) == [1, 1]
+
+
+async def test_launches_leave_no_answer_to_wait_for(opening):
+    """They have none of their own, so the driver polls for the samplings' answers, and for no longer."""
+    async with opening(ranks=1, spin=0.001) as executor:
+        for step in (1, 2, 3):
+            await executor.execute_model(ExecuteModel(StepId(step)))
+            await executor.sample_tokens(StepId(step))
+        assert repr(executor._board.group._hot).startswith("<HotWindow: 0 answers missing")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from aexec.testing.processes import ProcessWatch
+
 PRELUDE = """
 import asyncio, os, sys, time
 from aexec import ExecutorConfig, ParallelConfig, open_executor
@@ -52,20 +54,9 @@ def ended(process, timeout=30):
     return process.returncode, out.strip(), err.strip()
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
 def all_gone_within(pids, seconds):
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        if not any(alive(pid) for pid in pids):
-            return True
-        time.sleep(0.01)
-    return False
+    with ProcessWatch(pids) as watch:
+        return not watch.alive(seconds)
 
 
 def pids_of(process):

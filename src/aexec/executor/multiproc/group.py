@@ -29,7 +29,7 @@ from aexec.executor.multiproc.output import WorkerOutput, forwarder
 from aexec.executor.multiproc.process import WorkerProcess
 from aexec.executor.multiproc.recipe import installed_devices, recipe_of, spin_of
 from aexec.executor.multiproc.rendezvous import Rendezvous
-from aexec.executor.multiproc.spawn import Exit, ForkServerProcess, Recipe, Started
+from aexec.executor.multiproc.spawn import Exit, ForkServerProcess, Recipe, Started, import_path
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod, Greet, Hello, Shutdown
 from aexec.messages.process import Ended, Launch, PhaseReached, ProgressMade
@@ -115,6 +115,8 @@ class MultiprocGroup(WorkerGroup):
         lines = [worker.control_line if beside else worker.work_line for worker in chosen]
         self._writer.send(lines, Kind.MESSAGE, call, message)
         self._steps += isinstance(message, ExecuteModel | SampleTokens)
+        if isinstance(message, ExecuteModel):
+            self._hot.unanswered(len(lines))  # those that are answered after all are not waited for
         for worker in chosen:
             worker.work.sent(call, message, beside=beside)
 
@@ -153,8 +155,12 @@ class MultiprocGroup(WorkerGroup):
 
     def server_ready(self, failed: Mapping[str, str]) -> None:
         """See ``ServerEvents``."""
+        asked = self.plan.config.preload or ()  # of our own choice whoever needs it says so, as where torch is missing
         for module, error in failed.items():
-            get_logger("aexec.executor").warning("a module could not be preloaded", module=module, error=error)
+            log = get_logger("aexec.executor")
+            (log.warning if module in asked else log.debug)(
+                "a module could not be preloaded", module=module, error=error
+            )
 
     def worker_started(self, rank: int, started: Started) -> None:
         """See ``ServerEvents``."""
@@ -198,7 +204,7 @@ class MultiprocGroup(WorkerGroup):
                 driver_pid=os.getpid(),
                 parent_pid=server.pid,
                 context=_portable(place),
-                sys_path=tuple(sys.path),
+                sys_path=tuple(import_path()),
                 log_level=environ.LOG_LEVEL.read(),
                 log_format=_log_format(),
                 cpus=processors_of_gpu(devices[rank] if rank < len(devices) else "", os.sched_getaffinity(0)),
@@ -270,7 +276,7 @@ class MultiprocGroup(WorkerGroup):
         return output
 
     def _let_go(self) -> asyncio.Future[None]:
-        """Close everything here; done when a copy into shared memory that is under way has ended too."""
+        """Close everything here; done when the shared memory is given back, which takes a while if it is large."""
         if self._server is not None and not self._stopped:
             self._server.kill()  # stop() itself was cut short
         for worker in self._workers:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from aexec.errors import ConfigError
 from aexec.executor.multiproc import forkserver
 
-__all__ = ("Exit", "ForkServerProcess", "Recipe", "ServerEvents", "Started")
+__all__ = ("Exit", "ForkServerProcess", "Recipe", "ServerEvents", "Started", "import_path")
 
 
 class Exit(NamedTuple):
@@ -142,7 +142,7 @@ class ForkServerProcess:
         self._loop.add_reader(self._pidfd, self._ended)
         recipe = self._recipe
         self._send(
-            {"path": sys.path, "preload": recipe.preload, "entry": recipe.entry, "command": recipe.command},
+            {"path": import_path(), "preload": recipe.preload, "entry": recipe.entry, "command": recipe.command},
         )
 
     def _popen(self, sock: int, output: int) -> subprocess.Popen[bytes]:
@@ -243,6 +243,12 @@ class ForkServerProcess:
         self._gone.set()
         if unasked:
             self._told.server_lost()
+
+
+def import_path() -> list[str]:
+    """``sys.path``, as far as Python looks at it: objects of other kinds mean nothing there, and cannot travel."""
+    entries: list[Any] = sys.path
+    return [entry for entry in entries if isinstance(entry, str)]
 
 
 def _signal_name(number: int) -> str:
