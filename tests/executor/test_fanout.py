@@ -8,6 +8,7 @@ import pytest
 from aexec import ExecutorConfig, ParallelConfig, Restart, open_executor
 from aexec.errors import CallTimeout, ExecutorClosed, ProtocolError, WorkerDied
 from aexec.executor import WorkerGroup, generation
+from aexec.executor.collective import Lane
 from aexec.messages.control import CallMethod, Dump, Hello, Ping, Pong, Revoke
 from aexec.messages.lifecycle import SlowCall
 
@@ -213,3 +214,13 @@ async def test_a_backend_that_does_not_stop_is_left(backend, monkeypatch):
         await executor.close()
     with pytest.raises(ExecutorClosed):
         await executor.collective_rpc("work")
+
+
+async def test_a_group_that_has_ended_is_asked_nothing_more(backend):
+    """Its timer may be the next group's by now: a question would have no answer and no end."""
+    async with scripted(backend) as executor:
+        fanout = executor._board.fanout
+        fanout.fail_all(lambda _: ExecutorClosed("it has ended"))
+        asked = len(backend.made[0].sent)
+        assert await fanout.ask("ping", lambda _: Ping(), lane=Lane.LIVENESS, timeout=60.0) == {}
+        assert len(backend.made[0].sent) == asked

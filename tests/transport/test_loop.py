@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from aexec.errors import ArenaFull, ChannelClosed
 from aexec.transport import BlockingChannel, HotWindow, Kind, LoopChannel, Writer, seqpacket_pair, stream_pair
@@ -322,3 +323,26 @@ async def test_a_frame_that_the_system_does_not_take_ends_the_channel(waits):
         channel.send(Kind.MESSAGE, 3)
     channel.close()
     theirs.close()
+
+
+async def test_a_frame_that_its_owner_cannot_deal_with_ends_the_channel():
+    """Whoever waits for what it brought is told so at once, in the place of an endless wait."""
+    ours, theirs = seqpacket_pair()
+    gone = asyncio.get_running_loop().create_future()
+
+    def broken(frame):
+        raise KeyError(frame.call)
+
+    ends = [
+        LoopChannel(ours, Writer(), broken, gone.set_result, name="rank 0 work"),
+        LoopChannel(theirs, Writer(), print, lambda _: None),
+    ]
+    for end in ends:
+        end.open()
+    with structlog.testing.capture_logs() as logs:
+        ends[1].send(Kind.REPLY, 7, "answer")
+        error = await asyncio.wait_for(gone, 5)
+    assert (error.channel, error.reason) == ("rank 0 work", "this end failed on a frame: KeyError(7)")
+    assert [(line["event"], line["frame"]) for line in logs] == [("a frame could not be dealt with", "REPLY")]
+    for end in ends:
+        end.close()

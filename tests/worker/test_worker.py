@@ -137,6 +137,28 @@ async def test_a_worker_is_constructed_when_it_is_greeted(system):
     assert repr(hosted.actor).startswith("<WorkerActor rank 0: Gated, <ComputeThread aexec-worker-0: idle")
 
 
+async def test_a_greeter_whose_turn_never_comes_is_told_so(system):
+    """A worker that is shut down before it was constructed leaves nobody waiting for its thread."""
+    hosted, gate = Hosted(system), threading.Event()
+    ref = await system.spawn(lambda: hosted.actor)
+    hosted.actor.thread.submit("busy", gate.wait, lambda *_: None)
+    told = []
+
+    async def greet():
+        with pytest.raises(ActorStopped, match="the worker was shut down") as caught:
+            await ref.ask(Greet())
+        told.append(caught.value)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(greet)
+            while not hosted.phases or hosted.actor.thread.pulse.phase != "busy":
+                await anyio.lowlevel.checkpoint()
+            assert await ref.ask(Shutdown(0.05)) is False
+        assert len(told) == 1
+    gate.set()
+
+
 async def test_a_failed_construction_is_the_greeters(system):
     """With its type, and wrong arguments as a ConfigError."""
     failing = Hosted(system, worker_kwargs={"fail": KeyError("k")})

@@ -39,9 +39,10 @@ class EngineOperations(abc.ABC):
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         ranks: Sequence[int] | None = None,
+        reply_rank: int | None = None,
     ) -> list[Any]:
         """Call a worker method on many ranks; see ``Executor.collective_rpc``."""
-        return await self._opened().executor.collective_rpc(method, args, kwargs, timeout, ranks)
+        return await self._opened().executor.collective_rpc(method, args, kwargs, timeout, ranks, reply_rank)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Launch no more steps; returns when none is in flight.

@@ -100,9 +100,10 @@ class LLM:
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         ranks: Sequence[int] | None = None,
+        reply_rank: int | None = None,
     ) -> list[Any]:
         """Call a worker method on many ranks; see ``Executor.collective_rpc``."""
-        return self._run(self._llm.collective_rpc(method, args, kwargs, timeout, ranks))
+        return self._run(self._llm.collective_rpc(method, args, kwargs, timeout, ranks, reply_rank))
 
     def sleep(self, level: int = 1, timeout: float | None = None) -> list[Any]:
         """Give the model's memory back; see ``AsyncLLM.sleep``."""

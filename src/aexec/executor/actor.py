@@ -50,12 +50,12 @@ class ExecutorActor(ExecutorLife):
         reply: Deferred[list[Any]] = self.context.defer(message)
         call = fanout.submit(
             method if isinstance(method, str) else name_of(method),
-            lambda call: CallMethod(call=call, method=method, args=message.args, kwargs=message.kwargs),
+            partial(_call_method, message),
             reply,
             lane=lane,
             ranks=message.ranks,
             timeout=self._remaining(message.timeout),
-            shape=_by_rank,
+            shape=_by_rank if message.reply_rank is None else partial(_of_rank, message.reply_rank),
             on_end=partial(memory.called, method) if memory.follows(method) else None,
         )
         reply.on_cancel(partial(fanout.abandon, call))
@@ -259,5 +259,15 @@ class ExecutorActor(ExecutorLife):
         return self._board.state in (ExecutorState.READY, ExecutorState.DRAINING)
 
 
+def _call_method(message: Collective, call: int) -> CallMethod:
+    return CallMethod(
+        call=call, method=message.method, args=message.args, kwargs=message.kwargs, reply_rank=message.reply_rank
+    )
+
+
 def _by_rank(answers: Answers) -> list[Any]:
     return [answers[rank] for rank in sorted(answers)]
+
+
+def _of_rank(rank: int, answers: Answers) -> list[Any]:
+    return [answers[rank]]

@@ -57,6 +57,7 @@ class Executor(Protocol):
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         ranks: Sequence[int] | None = None,
+        reply_rank: int | None = None,
     ) -> list[Any]:
         """Call a worker method by name, or a callable that takes the worker, on many ranks.
 
@@ -66,9 +67,11 @@ class Executor(Protocol):
             kwargs: Keyword arguments.
             timeout: One limit in seconds for the whole call; None takes ``rpc_timeout``.
             ranks: Which ranks, None for all.
+            reply_rank: The one whose reply is wanted; those of the others stay where they
+                are, and their errors count all the same. None: all.
 
         Returns:
-            The replies in rank order.
+            The replies in rank order; with a ``reply_rank`` just that one.
         """
         ...
 

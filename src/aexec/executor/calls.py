@@ -33,6 +33,7 @@ class Collective(Message[list[Any]], frozen=True, kw_only=True):
         kwargs: Keyword arguments.
         timeout: Seconds; None: no limit.
         ranks: Which, in order.
+        reply_rank: The only one whose reply is wanted; None: all.
     """
 
     method: str | Callable[..., Any]
@@ -40,6 +41,7 @@ class Collective(Message[list[Any]], frozen=True, kw_only=True):
     kwargs: dict[str, Any]
     timeout: float | None
     ranks: tuple[int, ...]
+    reply_rank: int | None = None
 
 
 class CheckHealth(Message[HealthReport], frozen=True):

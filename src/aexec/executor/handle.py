@@ -24,7 +24,7 @@ from aexec.executor.dump import dump_text
 from aexec.executor.generation import stop_budget
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
-from aexec.executor.limits import check_arguments, check_drain, check_ranks, check_timeout
+from aexec.executor.limits import check_arguments, check_drain, check_ranks, check_reply_rank, check_timeout
 from aexec.executor.operations import Operations
 from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
@@ -102,6 +102,7 @@ class ExecutorHandle(Operations):
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         ranks: Sequence[int] | None = None,
+        reply_rank: int | None = None,
     ) -> list[Any]:
         """Call a worker method by name, or a callable that takes the worker, on many ranks.
 
@@ -115,9 +116,11 @@ class ExecutorHandle(Operations):
             kwargs: Keyword arguments.
             timeout: One limit in seconds for the whole call; None takes ``rpc_timeout``.
             ranks: Which ranks, None for all.
+            reply_rank: The one whose reply is wanted; those of the others stay where they
+                are, and their errors count all the same. None: all.
 
         Returns:
-            The replies in rank order.
+            The replies in rank order; with a ``reply_rank`` just that one.
 
         Raises:
             UnknownMethod: The worker class has no such method; nothing was sent.
@@ -132,9 +135,11 @@ class ExecutorHandle(Operations):
         name = method if isinstance(method, str) else name_of(method)
         limit = check_timeout(name, self.config.rpc_timeout if timeout is None else timeout)
         where = check_ranks(ranks, self.world_size)
+        check_reply_rank(reply_rank, where)
         given, named = check_arguments(name, args, kwargs)
-        call = Collective(method=method, args=given, kwargs=named, timeout=limit, ranks=where)
-        return await self._ask(call)
+        return await self._ask(
+            Collective(method=method, args=given, kwargs=named, timeout=limit, ranks=where, reply_rank=reply_rank)
+        )
 
     async def execute_model(self, step: ExecuteModel) -> ForwardLaunched | StepResult:
         """Launch the forward pass of a step on all ranks; see ``messages.step``.

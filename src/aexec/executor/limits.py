@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from aexec.errors import CallTimeout, ConfigError
 
-__all__ = ("check_arguments", "check_drain", "check_ranks", "check_timeout")
+__all__ = ("check_arguments", "check_drain", "check_ranks", "check_reply_rank", "check_timeout")
 
 
 def check_timeout(call: str, timeout: Any) -> float | None:
@@ -72,3 +72,13 @@ def check_ranks(ranks: Sequence[int] | None, world_size: int) -> tuple[int, ...]
             f"ranks is {list(ranks)}: expected distinct ranks from 0 to {world_size - 1}, at least one, or None for all"
         )
     return chosen
+
+
+def check_reply_rank(reply_rank: int | None, ranks: tuple[int, ...]) -> None:
+    """Refuse a rank that is not called.
+
+    Raises:
+        ConfigError: Nobody would reply.
+    """
+    if reply_rank is not None and reply_rank not in ranks:
+        raise ConfigError(f"reply_rank is {reply_rank!r}: expected one of the ranks that are called, {list(ranks)}")

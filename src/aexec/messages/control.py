@@ -55,6 +55,7 @@ class CallMethod(Message[Any], frozen=True, kw_only=True):
         kwargs: Keyword arguments.
         after: An ``async def`` method starts once the rank is through with so many step
             messages; for workers to which these come on another line.
+        reply_rank: The only rank whose reply is wanted: others answer with None. None: all.
     """
 
     call: int
@@ -62,6 +63,7 @@ class CallMethod(Message[Any], frozen=True, kw_only=True):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     after: int = 0
+    reply_rank: int | None = None
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):

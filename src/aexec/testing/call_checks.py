@@ -32,6 +32,20 @@ async def replies_come_in_rank_order(make: MakeExecutor) -> None:
             await executor.collective_rpc("echo", (1,), ranks=[size])
 
 
+async def one_reply_may_be_enough(make: MakeExecutor) -> None:
+    """The call runs on all ranks and fails with any of them; the replies of others stay where they are."""
+    async with make(ProbeWorker) as executor:
+        last = executor.world_size - 1
+        for method in ("echo", "async_echo"):
+            equal(await executor.collective_rpc(method, (3,), reply_rank=last), [3], "the one that was asked for")
+        await executor.collective_rpc("note", ("here",), reply_rank=0)
+        equal(list(await log_of(executor, last))[-1:], ["here"], "it runs on all ranks")
+        with raising(ProbeError, "an error of a rank whose reply is not wanted counts"):
+            await executor.collective_rpc("fail", ("bad", 1, 0), reply_rank=last)
+        with raising(ConfigError, "a rank that is not called cannot reply"):
+            await executor.collective_rpc("echo", (1,), ranks=[0], reply_rank=last + 1)
+
+
 async def unknown_methods_are_refused_before_anything_is_sent(make: MakeExecutor) -> None:
     """RPC-15, G52: at once, by name."""
     async with make(ProbeWorker) as executor:
@@ -184,6 +198,7 @@ def _nap_and_echo(worker: ProbeWorker, seconds: float, value: int) -> int:
 
 CALL_CHECKS = (
     replies_come_in_rank_order,
+    one_reply_may_be_enough,
     unknown_methods_are_refused_before_anything_is_sent,
     errors_keep_their_type,
     the_first_failure_reaches_the_caller_at_once,

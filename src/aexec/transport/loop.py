@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from aexec.errors import ChannelClosed, ChannelFull
+from aexec.observe import get_logger
 from aexec.transport.codec import Encoded, encode
 from aexec.transport.frames import Frame, Kind
 from aexec.transport.hot import HotWindow
@@ -267,7 +268,12 @@ class LoopChannel:
         if frame is not None and frame.kind is not PREWAKE:
             if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
                 self._hot.answered()
-            self._on_frame(frame)
+            try:
+                self._on_frame(frame)
+            except Exception as fault:  # noqa: BLE001 - whoever waits for what it brought must not wait for ever
+                get_logger().exception("a frame could not be dealt with", channel=self.name, frame=frame.kind.name)
+                self._end(ChannelClosed(self.name, f"this end failed on a frame: {fault!r}"))
+                self._on_gone(self._again())
 
     def _released(self) -> None:
         """On any thread, whenever the last view of something received has gone: say so, soon."""

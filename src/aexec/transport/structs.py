@@ -164,12 +164,12 @@ STRUCTS: tuple[type[Any], ...] = (
 def _call() -> _Codec:
     def encode(message: CallMethod) -> _Packed:
         kwargs = message.kwargs or None  # a dict is more to look through
-        pieces, buffers = dumps((message.call, message.method, message.args, kwargs, message.after))
+        pieces, buffers = dumps((message.call, message.method, message.args, kwargs, message.after, message.reply_rank))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), buffers
 
     def made(body: Any, buffers: list[Any]) -> CallMethod:
-        call, method, args, kwargs, after = loads(body, buffers)
-        return CallMethod(call=call, method=method, args=args, kwargs=kwargs or {}, after=after)
+        call, method, args, kwargs, after, rank = loads(body, buffers)
+        return CallMethod(call=call, method=method, args=args, kwargs=kwargs or {}, after=after, reply_rank=rank)
 
     return _Codec(encode, made)
 

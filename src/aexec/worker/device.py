@@ -167,7 +167,7 @@ class DeviceThread:
 
     def _call(self, call: int, message: CallMethod) -> None:
         try:
-            target = self._host.target(message.method)
+            target = self._host.target_of(message)
         except AexecError as refused:
             self._answers.fail(call, str(message.method), refused)
             return

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from aexec.errors import ConfigError, UnknownMethod
 from aexec.messages.batch import GrammarOutput, ModelRunnerOutput
-from aexec.messages.control import Hello
+from aexec.messages.control import CallMethod, Hello
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.worker.context import WorkerContext
 from aexec.worker.extend import extended
@@ -115,6 +115,17 @@ class WorkerHost:
             raise UnknownMethod(method, self.worker_name, self.hello().public_methods)
         return Target(method, found, inspect.iscoroutinefunction(found))
 
+    def target_of(self, message: CallMethod) -> Target:
+        """What a control call calls; where its reply is not wanted there is none.
+
+        Raises:
+            UnknownMethod: The worker has no such method.
+        """
+        target = self.target(message.method)
+        if message.reply_rank in (None, self.context.rank):
+            return target
+        return target._replace(call=partial(_await_only if target.is_async else _call_only, target.call))
+
     def execute_model(self, step: ExecuteModel) -> Any:
         """The worker's forward pass; what it returns goes as :meth:`sample_tokens` says."""
         return self._outgoing(self.target("execute_model").call(step))
@@ -132,6 +143,15 @@ class WorkerHost:
         if self.context.rank == self.context.output_rank:
             return output
         return output.kv_connector_output if isinstance(output, ModelRunnerOutput) else None
+
+
+def _call_only(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    value = call(*args, **kwargs)
+    return _await_only(lambda: value) if inspect.isawaitable(value) else None
+
+
+async def _await_only(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    await call(*args, **kwargs)
 
 
 def _is_class(value: object) -> bool:

@@ -153,7 +153,7 @@ class ControlLane:
 
     def _call_async(self, call: int, message: CallMethod) -> None:
         try:
-            target = self._host.target(message.method)
+            target = self._host.target_of(message)
             if not target.is_async:
                 raise ProtocolError(f"{target.name} is no async def method, and was sent on the control line")
         except AexecError as error:

@@ -111,7 +111,7 @@ class WorkerActor(ModelRunnerActor):
         Raises:
             UnknownMethod: The worker has no such method.
         """
-        target = self.host.target(message.method)
+        target = self.host.target_of(message)
         reply: Deferred[Any] = self.context.defer(message)
         self._last_call = max(self._last_call, message.call)
         if message.call in self._revoked:
@@ -254,6 +254,8 @@ class WorkerActor(ModelRunnerActor):
         self._over = True
         self.drop_steps("the worker was shut down")
         self.thread.discard_queued()
+        for errand in self._inner:  # of a start that is given up: it may be among what was discarded
+            errand.finish(None, ActorStopped(self.context.ref.name, "the worker was shut down"))
         for call in list(self._coroutines.values()):
             self._cancel(call)
         deadline = time.monotonic() + grace

@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 
 from aexec import CallTimeout, ConfigError, RemoteError, WorkerDied
-from aexec.errors import ExecutorClosed, MessageNotPortable
+from aexec.errors import ChannelFull, ExecutorClosed, MessageNotPortable
+from aexec.executor.multiproc.output import WorkerOutput, forwarder
+from aexec.executor.multiproc.process import WorkerProcess
+from aexec.executor.multiproc.spawn import Started
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.testing.workers import ProbeError, ProbeWorker
+from aexec.transport import Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -314,3 +318,27 @@ async def test_launches_leave_no_answer_to_wait_for(opening):
             await executor.execute_model(ExecuteModel(StepId(step)))
             await executor.sample_tokens(StepId(step))
         assert repr(executor._board.group._hot).startswith("<HotWindow: 0 answers missing")
+
+
+async def test_a_worker_that_takes_no_more_messages_is_made_to_end(opening, monkeypatch, caplog):
+    """Its control line is full, for it has read nothing for hours: it cannot even be asked."""
+    async with opening(close_grace=0.2) as executor:
+        worker = executor._board.group._workers[1]
+
+        def send(*_):
+            raise ChannelFull("rank 1 control", 4096)
+
+        monkeypatch.setattr(worker.control_line, "send", send)
+        with anyio.fail_after(10):
+            await executor.close()
+        assert not any(state(info.pid) for info in executor.ranks)
+    assert "rank 1" in what_closing_said(caplog)[0]
+
+
+async def test_a_process_that_comes_when_its_group_is_gone_leaves_nothing_behind(leak_check):
+    """Its start was under way when that was cut short; the fork server takes it along."""
+    writer = Writer()
+    worker = WorkerProcess(0, writer, WorkerOutput("rank 0", forwarder("none")), print, print)
+    worker.close()
+    worker.started(Started(os.getpid(), os.pidfd_open(os.getpid())))
+    writer.close()

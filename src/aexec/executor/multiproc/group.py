@@ -9,6 +9,7 @@ other. All of it runs on the executor's loop, without a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import platform
@@ -20,7 +21,7 @@ import msgspec
 
 from aexec import environ
 from aexec.config import ExecutorConfig
-from aexec.errors import AexecError, ConfigError, MessageNotDecoded, ProtocolError, WorkerDied
+from aexec.errors import AexecError, ChannelFull, ConfigError, MessageNotDecoded, ProtocolError, WorkerDied
 from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.multiproc.environment import device_of, rank_environment, visible_devices
 from aexec.executor.multiproc.greeting import Greeting
@@ -299,7 +300,8 @@ def _is_beside(message: Message[Any], methods: Mapping[str, bool]) -> bool:
 
 
 def _ask(worker: WorkerProcess, grace: float) -> None:
-    worker.control_line.send(Kind.MESSAGE, _SHUTDOWN, Shutdown(grace))
+    with contextlib.suppress(ChannelFull):  # it has long read nothing: it will be made to end
+        worker.control_line.send(Kind.MESSAGE, _SHUTDOWN, Shutdown(grace))
 
 
 def _portable(place: WorkerContext) -> bytes:

@@ -96,6 +96,9 @@ class WorkerProcess:
 
     def started(self, started: Started) -> None:
         """It has a process."""
+        if self._closed:
+            os.close(started.pidfd)  # the fork server ends, and takes it along
+            return
         self.pid, self._pidfd = started
         self.output.label = f"rank {self.rank} pid {self.pid}"
         self.work_end.close()
