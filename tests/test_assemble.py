@@ -62,6 +62,13 @@ async def test_a_wrong_name_says_what_is_there(backend, said):
         await open_executor(ExecutorConfig(backend=backend))
 
 
+async def test_an_executor_that_was_not_opened_says_how_to():
+    """The usual slip is a forgotten await."""
+    opening = open_executor(ExecutorConfig(worker_cls=ProbeWorker))
+    with pytest.raises(AttributeError, match=r"'collective_rpc' is asked of .* not open yet: .*await open_executor"):
+        opening.collective_rpc("echo", (1,))
+
+
 async def test_several_ranks_have_a_process_each():
     """SEL-03: the layout alone leads there, and so does the name for a single rank (G42)."""
     own = os.getpid()

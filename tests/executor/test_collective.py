@@ -103,6 +103,19 @@ def test_errors_that_follow_are_notes_of_the_first():
     ]
 
 
+def test_the_same_error_of_many_ranks_is_one_note():
+    """Whatever rank it names."""
+    book = CallBook(4)
+    call = make(1, ranks=(0, 1, 2, 3))
+    book.accept(call)
+    for rank in (3, 0, 2):
+        error = RemoteError()
+        error.rank, error.method, error.type_name, error.text = rank, "load", "KeyError", "bad config"
+        book.error(1, rank, error, now=0.5)
+    fail_what_is_due(book, 0.6)
+    assert call.outcome.end.__notes__ == ["ranks 0, 2: raised the same", "rank 1: no answer after 0.6 s"]
+
+
 def test_a_call_that_all_ranks_have_failed_waits_for_nobody(book):
     """No window where nobody is missing."""
     call = make(1)

@@ -152,8 +152,11 @@ class MessageNotPortable(ActorError, TypeError):
         self.what, self.where, self.kind, self.why = what, where, kind, why
 
     def __str__(self) -> str:
-        where = f"its {self.where} is" if self.where else "it is"
-        return f"{self.what} cannot travel: {where} a {self.kind} ({self.why}); send plain data in its place"
+        what = f"{self.what} cannot travel: its {self.where} is a {self.kind}" if self.where else self._itself()
+        return f"{what} ({self.why}); send plain data in its place"
+
+    def _itself(self) -> str:
+        return f"a {self.kind} cannot travel to another process"
 
 
 class WrongLoop(ActorError, RuntimeError):

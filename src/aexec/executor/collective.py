@@ -159,8 +159,11 @@ class Call:
         self.fail(error)
 
     def others(self, rank: int, now: float) -> list[str]:
-        """One line on each other rank, for the notes of an error of ``rank``."""
-        return [f"rank {it}: {self._state(it, now)}" for it in self.ranks if it != rank]
+        """What became of the other ranks, for the notes of an error of ``rank``: a line on each, but for its like."""
+        told = self.errors.get(rank)
+        alike = [it for it in self.ranks if told and it != rank and _alike(self.errors.get(it), told)]
+        lines = [f"rank{'s' * (len(alike) > 1)} {', '.join(map(str, alike))}: raised the same"] * bool(alike)
+        return lines + [f"rank {it}: {self._state(it, now)}" for it in self.ranks if it != rank and it not in alike]
 
     def raised_by(self, rank: int) -> list[str]:
         """A line on what a rank has raised, if it has."""
@@ -343,6 +346,15 @@ class CallBook:
         for call in ready:
             del self._queue[call.id]
         return ready
+
+
+def _alike(error: AexecError | None, told: AexecError) -> bool:
+    return error is not None and _said(error) == _said(told)
+
+
+def _said(error: AexecError) -> str:
+    """What it says, whatever rank it is of."""
+    return f"{type(error).__name__}: {getattr(error, 'text', error)}"
 
 
 def _briefly(error: AexecError) -> str:

@@ -178,10 +178,15 @@ class Fanout:
 
     def failed(self, call_id: int, rank: int, error: BaseException) -> None:
         """A rank has answered with an error."""
+        call = self.book.open.get(call_id)
+        self._failed(
+            call_id, rank, caller_error(error, rank=rank, method=call.name if call else "a call that has ended")
+        )
+
+    def _failed(self, call_id: int, rank: int, error: AexecError) -> None:
         self.errors += 1
         call = self.book.open.get(call_id)
-        named = caller_error(error, rank=rank, method=call.name if call else "a call that has ended")
-        self._send(self.book.error(call_id, rank, named, time.monotonic()))
+        self._send(self.book.error(call_id, rank, error, time.monotonic()))
         if call is None:
             return
         if call.waiter is not None:
@@ -252,7 +257,7 @@ class Fanout:
         except AexecError as error:  # it cannot travel
             call.sent = False
             for rank in call.ranks:  # a turn later: whoever sends it is in the middle of it
-                self._actor.system.call_soon_threadsafe(self.failed, call.id, rank, own_copy(error))
+                self._actor.system.call_soon_threadsafe(self._failed, call.id, rank, own_copy(error))
         else:
             if call.early is not None:
                 call.resolve_early()

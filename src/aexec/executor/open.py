@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aexec.executor.base import Executor
 
@@ -28,6 +28,15 @@ class Opening:
     def __await__(self) -> Generator[Any, Any, Executor]:
         """Open it."""
         return self._start().__await__()
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __getattr__(self, name: str) -> Any:
+            """It is no executor yet."""
+            raise AttributeError(
+                f"{name!r} is asked of an executor that is not open yet: open it with "
+                "`async with open_executor(config) as executor`, or `executor = await open_executor(config)`"
+            )
 
     async def __aenter__(self) -> Executor:
         """Open it."""
