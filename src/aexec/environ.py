@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from aexec.errors import ConfigError
 
-__all__ = ("CACHE_DIR", "LOG_FORMAT", "LOG_LEVEL", "VARIABLES", "Variable", "inherited")
+__all__ = ("CACHE_DIR", "LOG_FORMAT", "LOG_LEVEL", "VARIABLES", "Variable", "change", "inherited")
 
 T = TypeVar("T")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -74,6 +74,15 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 def inherited() -> dict[str, str]:
     """The environment as it is now, for processes that are to have it too."""
     return dict(os.environ)
+
+
+def change(changes: Mapping[str, str | None]) -> None:
+    """Give a process of ours the environment it is to have; None removes a variable."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 _USER_CACHE = "$XDG_CACHE_HOME/aexec"

@@ -47,14 +47,15 @@ def open_faulty_fixture() -> Callable[..., Opening]:
     return open_faulty
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of the session: while an async fixture lives, anyio runs all tests on its loop.
+@pytest.fixture(scope="module")
 async def uni(anyio_backend: str) -> AsyncIterator[Executor]:
     """An executor of one rank in this process, for tests that leave it as it was."""
     async with open_faulty("uni") as executor:
         yield executor
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def mp(anyio_backend: str) -> AsyncIterator[Executor]:
     """An executor of three processes, for tests that leave it as it was."""
     async with open_faulty("mp") as executor:

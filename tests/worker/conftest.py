@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-import cloudpickle
 import pytest
 
 from aexec.config import ExecutorConfig
@@ -18,6 +17,7 @@ from aexec.messages.control import CallMethod, Greet, Hello, Ping, Pong
 from aexec.messages.process import Launch, PhaseReached
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId
 from aexec.transport import BlockingChannel, Frame, Kind, Writer, seqpacket_pair
+from aexec.transport.pickling import pickled
 from aexec.worker.context import place_worker
 
 PATIENCE = 20.0
@@ -150,7 +150,7 @@ class ProcessDriver:
             "local_world_size": 1,
             "driver_pid": self.process.pid if self._under_shell else os.getpid(),
             "parent_pid": self.process.pid if self._under_shell else os.getpid(),
-            "context": cloudpickle.dumps(place),
+            "context": pickled(place),
             "sys_path": tuple(sys.path),
         }
         return Launch(**usual | self._launch)

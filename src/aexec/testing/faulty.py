@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aexec import environ
 from aexec.testing.workers import StepProbeWorker
 from aexec.worker.context import WorkerContext
 
@@ -105,7 +106,7 @@ class FaultyWorker(StepProbeWorker):
 
     def variable(self, name: str) -> str | None:
         """An environment variable."""
-        return os.environ.get(name)
+        return environ.inherited().get(name)
 
     def thread_count(self) -> int:
         """Threads of its process."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from aexec import environ
 from aexec.messages.process import Launch
 from aexec.observe import configure_logging
 from aexec.worker.placement import num_threads
@@ -40,11 +41,7 @@ def become_worker(launch: Launch) -> bool:
     if launch.parent_pid and os.getppid() != launch.parent_pid:
         return False
     _set_title(title(launch.rank))
-    for name, value in environment(os.environ, launch, len(os.sched_getaffinity(0))).items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    environ.change(environment(environ.inherited(), launch, len(os.sched_getaffinity(0))))
     if launch.cpus:
         os.sched_setaffinity(0, launch.cpus)
     if launch.sys_path:
