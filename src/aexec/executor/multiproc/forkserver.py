@@ -132,7 +132,7 @@ class ForkServer:
                 (os.POSIX_SPAWN_DUP2, work, _SOCKET_FD),
             ]
             argv = [*command, str(_SOCKET_FD)]
-            return os.posix_spawn(sys.executable, argv, {**os.environ, **env}, file_actions=actions)
+            return os.posix_spawn(sys.executable, argv, {**_environ().inherited(), **env}, file_actions=actions)
         pid = os.fork()
         if pid == 0:
             self._become_worker(work, output, env)
@@ -148,7 +148,7 @@ class ForkServer:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            os.environ.update(env)
+            _environ().change(env)
             _own_chance()
             module, _, name = self._setup["entry"].partition(":")
             code = getattr(importlib.import_module(module), name)(work) or 0
@@ -184,6 +184,11 @@ class ForkServer:
 
     def _send(self, report: dict[str, Any], fds: list[int] | None = None) -> None:
         socket.send_fds(self._sock, [json.dumps(report).encode()], fds or [])
+
+
+def _environ() -> Any:
+    """The one module that touches the environment; imported where it is used, as ``path`` has to be in force."""
+    return importlib.import_module("aexec.environ")
 
 
 def _own_chance() -> None:
