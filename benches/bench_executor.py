@@ -1,6 +1,6 @@
 """What calls to worker processes cost on ``mp``; prints JSON.
 
-For 1, 2 and 4 ranks: a small ``collective_rpc``, a two-phase step, and the bytes that
+For 1, 2 and 4 ranks: a small ``collective_rpc``, a two-phase step (and its CPU), and the bytes that
 travel to all ranks (``send``), from all ranks (``make``) and both ways (``echo``). Then
 what an idle executor and one with a call every 50 ms cost, the first call after idleness,
 a start, a close, and how soon a killed worker is an error. ``floor_us`` is a bare
@@ -24,6 +24,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,9 +49,10 @@ def opening(ranks: int) -> Any:
 
 
 def percentiles(taken: list[float]) -> dict[str, float]:
-    """The middle one, the worst of a hundred, the least."""
+    """The middle one, the worst of a hundred, the best of ten, the least."""
     ordered = sorted(taken)
-    return {"p50": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)], "min": ordered[0]}
+    p10, p99 = (ordered[int(len(ordered) * part)] for part in (0.1, 0.99))
+    return {"p50": statistics.median(ordered), "p99": p99, "p10": p10, "min": ordered[0]}
 
 
 @asynccontextmanager
@@ -101,7 +103,16 @@ async def small(executor: Executor, rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             for name, ask in sides.items():
                 taken[name] += await latencies_of(ask, CALLS)
-    return {name: percentiles(values) for name, values in taken.items()}
+    return {name: percentiles(values) for name, values in taken.items()} | {"step_cpu_us": await cpu_of(executor, step)}
+
+
+async def cpu_of(executor: Executor, step: Callable[[], Awaitable[object]]) -> dict[str, float]:
+    """Microseconds of CPU that a step takes: what it costs where driver and workers share one."""
+    before, begin = await executor.collective_rpc("cpu"), time.process_time()
+    await latencies_of(step, CALLS)
+    driver, after = time.process_time() - begin, await executor.collective_rpc("cpu")
+    workers = [end - start for start, end in zip(before, after, strict=True)]
+    return {"driver": driver / CALLS * 1e6, "each_worker": sum(workers) / len(workers) / CALLS * 1e6}
 
 
 async def bulk(executor: Executor, megabytes: float, rounds: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,10 @@ class Subject:
     def sample_tokens(self, step: StepId, grammar: GrammarOutput | None) -> list[int]:  # noqa: ARG002
         """A token."""
         return [step]
+
+    def cpu(self) -> float:
+        """Seconds of CPU that this process has used."""
+        return time.process_time()
 
     def pid(self) -> int:
         """Whom to measure, or to kill."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from aexec import environ
 from aexec.actor.lifecycle import TRANSITIONS as LIFE
 from aexec.actor.lifecycle import LifecycleEvent
 from aexec.actor.supervision import UNSUPERVISED, Directive
+from aexec.engine import overlap
+from aexec.engine.inflight import FlightState
+from aexec.engine.recovery import Fate
+from aexec.engine.request import FINISH_REASONS, RequestStatus
+from aexec.engine.request import TRANSITIONS as REQUEST
+from aexec.executor.lifecycle import TRANSITIONS as EXECUTOR
 from aexec.messages.step import TRANSITIONS, StepEvent
 
 project = "aexec"
@@ -80,6 +87,52 @@ def unsupervised() -> str:
     return table(("what failed", "directive"), ((what.value, f"`{one.name}`") for what, one in UNSUPERVISED.items()))
 
 
+def executor_states() -> str:
+    """Return the state machine of an executor: state, what happens, next state."""
+    moves = ((state, event, after) for state, each in EXECUTOR.items() for event, after in each.items())
+    return table(
+        ("state", "what happens", "next"),
+        ((f"**{state.value}**", event.value, after.value) for state, event, after in moves),
+    )
+
+
+def request_states() -> str:
+    """Return the state machine of a request: state, what may follow, what its stream says then."""
+    return table(
+        ("state", "may become", "the stream"),
+        (
+            (f"**{state.value}**", ", ".join(after.value for after in RequestStatus if after in moves), told(state))
+            for state, moves in REQUEST.items()
+        ),
+    )
+
+
+def told(state: RequestStatus) -> str:
+    """Return how a stream ends in ``state``."""
+    if REQUEST[state]:
+        return ""
+    return f"ends: `{FINISH_REASONS[state]}`" if state in FINISH_REASONS else "raises"
+
+
+def flight_states() -> str:
+    """Return how far a step in flight can have come; the words beside each state are its comment."""
+    lines = inspect.getsource(FlightState).splitlines()
+    rows = (line.partition("  # ") for line in lines if "  # " in line)
+    return table(("state", "meaning"), ((f"**{code.split()[0].lower()}**", why) for code, _, why in rows))
+
+
+def fates() -> str:
+    """Return what an executor's error can mean for the requests."""
+    meanings = (each.value.partition(": ") for each in Fate)
+    return table(("the workers", "the requests"), ((what, then or "") for what, _, then in meanings))
+
+
+def step_loops() -> str:
+    """Return the table of the two loops, which the module carries in its docstring."""
+    text = str(overlap.__doc__)
+    return text[text.index("==") : text.rindex("==") + 2] + "\n"
+
+
 def environment() -> str:
     """Return the environment variables, each with its default and its prose."""
     rows = ((f"`{variable.name}`", f"`{variable.default}`", variable.prose) for variable in environ.VARIABLES)
@@ -96,5 +149,16 @@ def setup(app: Sphinx) -> None:
 
 
 GENERATED.mkdir(exist_ok=True)
-for page in (step_states, actor_states, directives, unsupervised, environment):
+for page in (
+    step_states,
+    actor_states,
+    directives,
+    unsupervised,
+    environment,
+    executor_states,
+    request_states,
+    flight_states,
+    fates,
+    step_loops,
+):
     (GENERATED / f"{page.__name__.replace('_', '-')}.md").write_text(page(), encoding="utf-8")

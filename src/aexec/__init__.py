@@ -24,6 +24,7 @@ __all__ = (
     "ForwardLaunched",
     "InvalidRequest",
     "Message",
+    "Offload",
     "ParallelConfig",
     "Ref",
     "RemoteError",
@@ -33,6 +34,7 @@ __all__ = (
     "StepId",
     "StepResult",
     "StepStateError",
+    "StructuredOutput",
     "TokenChunk",
     "WorkerContext",
     "WorkerDied",
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from aexec.assemble import AsyncLLM as AsyncLLM
     from aexec.assemble import open_executor as open_executor
     from aexec.config import ExecutorConfig as ExecutorConfig
+    from aexec.config import Offload as Offload
     from aexec.config import ParallelConfig as ParallelConfig
     from aexec.config import Restart as Restart
     from aexec.errors import AexecError as AexecError
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from aexec.messages import SamplingParams as SamplingParams
     from aexec.messages import StepId as StepId
     from aexec.messages import StepResult as StepResult
+    from aexec.messages import StructuredOutput as StructuredOutput
     from aexec.messages import TokenChunk as TokenChunk
     from aexec.worker.context import WorkerContext as WorkerContext
 
@@ -75,7 +79,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "aexec.actor": ("Actor", "ActorSystem", "Ref", "handles"),
     "aexec.assemble": ("LLM", "AsyncLLM", "open_executor"),
-    "aexec.config": ("ExecutorConfig", "ParallelConfig", "Restart"),
+    "aexec.config": ("ExecutorConfig", "Offload", "ParallelConfig", "Restart"),
     "aexec.errors": (
         "AexecError",
         "CallTimeout",
@@ -95,6 +99,7 @@ _ROOMS = {
         "SamplingParams",
         "StepId",
         "StepResult",
+        "StructuredOutput",
         "TokenChunk",
     ),
     "aexec.worker.context": ("WorkerContext",),

@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
 from aexec.errors import ConfigError
 
-__all__ = ("CacheConfig", "ExecutorConfig", "ModelConfig", "ParallelConfig", "Restart", "SchedulerConfig")
+__all__ = (
+    "CacheConfig",
+    "ExecutorConfig",
+    "KVConnectorConfig",
+    "ModelConfig",
+    "Offload",
+    "ParallelConfig",
+    "Restart",
+    "SchedulerConfig",
+    "StructuredOutputConfig",
+)
 
 
 def _at_least(owner: object, low: float, *names: str) -> None:
@@ -212,6 +223,44 @@ class ModelConfig:
         _at_least(self, 2, "max_model_len")
 
 
+class KVConnectorConfig(Protocol):
+    """Settings of a KV connector; they name its two sides, each a class, or ``package.module:Class``.
+
+    Attributes:
+        scheduler_side: Made with the settings, and 4 random bytes; see ``aexec.engine.connector.base``.
+        worker_side: Made on each rank, with the settings, the rank, the number of ranks, and the
+            runner's ``KVAccess``; see ``aexec.worker.kv.base``.
+    """
+
+    scheduler_side: ClassVar[str | type[Any]]
+    worker_side: ClassVar[str | type[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Keep KV blocks for which the cache has no room any longer, and bring them back when they are asked for.
+
+    Attributes:
+        bytes: What may be kept at most: in host memory, by all ranks together; in a directory,
+            by all processes together that share it.
+        directory: Where to keep them; they outlive the process then, and are found again by the
+            same model in the same layout. None: in the workers' memory, as long as they live.
+        flush_timeout: Seconds that closing may take to write what the cache itself still holds;
+            with a directory only. 0: that is lost.
+    """
+
+    bytes: int = 4 * 2**30
+    directory: str | Path | None = None
+    flush_timeout: float = 30.0
+    scheduler_side: ClassVar[str | type[Any]] = "aexec.engine.connector.offload:OffloadConnector"
+    worker_side: ClassVar[str | type[Any]] = "aexec.worker.kv.offload:RankOffload"
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that holds nothing."""
+        _at_least(self, 1, "bytes")
+        _at_least(self, 0, "flush_timeout")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """The paged KV cache of one rank.
@@ -220,16 +269,25 @@ class CacheConfig:
         block_size: Token positions of a block.
         num_blocks: Blocks; None takes what the budget holds.
         memory_bytes: Budget in bytes; None takes a share of the free memory.
+        prefix_caching: Requests that begin alike share the KV of what they begin with.
+        connector: Keeps blocks elsewhere, as :class:`Offload` does; needs ``prefix_caching``.
     """
 
     block_size: int = 16
     num_blocks: int | None = None
     memory_bytes: int | None = None
+    prefix_caching: bool = True
+    connector: KVConnectorConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes below one; block 0 is the null block, so two are the least."""
         _at_least(self, 1, "block_size", "memory_bytes")
         _at_least(self, 2, "num_blocks")
+        if self.connector is not None and not self.prefix_caching:
+            raise ConfigError(
+                f"CacheConfig.connector is {self.connector!r} and prefix_caching is off: a connector finds blocks by "
+                "what they hold, which is prefix caching; turn it on"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,12 +298,50 @@ class SchedulerConfig:
         max_num_batched_tokens: The token budget of a step.
         max_num_seqs: Requests that run at a time.
         max_num_waiting: Requests that may wait; one more is refused.
+        recovery_timeout: Seconds that a request which has not begun waits for workers that are
+            being rebuilt; None: for as long as that takes.
+        async_scheduling: Schedule and launch a step before the tokens of the last one are back;
+            None: where that is possible.
     """
 
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 256
     max_num_waiting: int = 4096
+    recovery_timeout: float | None = 60.0
+    async_scheduling: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse budgets below one."""
         _at_least(self, 1, "max_num_batched_tokens", "max_num_seqs", "max_num_waiting")
+        _at_least(self, 0, "recovery_timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputConfig:
+    """How the grammars of requests are compiled, and what they may cost.
+
+    Attributes:
+        backend: ``llguidance`` or ``xgrammar``, for requests that name none.
+        compile_timeout: Seconds that one grammar may take to compile; then its request fails.
+        max_bytes: Length of a schema, an expression or a grammar at most.
+        cache_size: Compiled grammars that are kept, the latest used.
+        num_compilers: Processes that compile at a time; each is started when it is needed first.
+        mask_timeout: Seconds that the mask of one request may hold up a step; then that request fails.
+        num_threads: Threads that share the masks of a step.
+        preload: Make the library ready while the engine opens, if it is installed: 0.3 s for 50,000
+            tokens, in which nothing else runs. Otherwise the first such request does it.
+    """
+
+    backend: str = "llguidance"
+    compile_timeout: float = 10.0
+    max_bytes: int = 1 << 20
+    cache_size: int = 64
+    num_compilers: int = 2
+    mask_timeout: float = 2.0
+    num_threads: int = 2
+    preload: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse limits that nothing meets."""
+        _at_least(self, 0.001, "compile_timeout", "mask_timeout")
+        _at_least(self, 1, "max_bytes", "cache_size", "num_compilers", "num_threads")

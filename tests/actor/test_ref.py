@@ -413,3 +413,17 @@ async def test_refs_are_values(system):
     await ref.stop()
     assert repr(ref) == "<Ref counter: 0/256 queued, stopped>"
     assert not ref.is_alive
+
+
+async def test_an_actor_is_idle_while_it_waits_and_nothing_has_come():
+    """A message that has not begun is something, and an actor that has ended does not wait."""
+    async with ActorSystem() as system:
+        ref = await system.spawn(Counter)
+        await ref.ask(Increment())
+        assert ref.is_idle
+        ref.tell_nowait(Increment())
+        assert not ref.is_idle
+        assert await ref.ask(Increment()) == 3
+        assert ref.is_idle
+        await ref.stop()
+        assert not ref.is_idle

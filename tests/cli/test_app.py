@@ -142,3 +142,44 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> Non
         process.stdout.close()
         assert process.wait(timeout=30) == 1
     assert errors.read_text() == ""
+
+
+def test_several_answers_to_a_prompt_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """With ``--n`` each answer has its line, and the first is the one that there is without."""
+    drawn = [*GENERATE, "--prompt", "one", "--prompt", "two", "--temperature", "1", "--seed", "7", "--json"]
+    assert run([*drawn, "--n", "3"]) == 0
+    answers = lines_of_json(capsys.readouterr().out)
+    assert [(answer["prompt"], answer["sample"]) for answer in answers] == [
+        (prompt, sample) for prompt in ("one", "two") for sample in range(3)
+    ]
+    assert len({tuple(answer["token_ids"]) for answer in answers}) == 6  # type: ignore[arg-type]
+    assert run(drawn) == 0
+    single = lines_of_json(capsys.readouterr().out)
+    assert [answer["token_ids"] for answer in single] == [answers[0]["token_ids"], answers[3]["token_ids"]]
+    assert "sample" not in single[0]
+
+
+def test_several_answers_are_printed_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each under its number."""
+    assert run([*GENERATE, "--prompt", "one", "--temperature", "1", "-n", "2", "--no-prefix-caching"]) == 0
+    out = capsys.readouterr().out
+    assert "[1/2] one" in out
+    assert "[2/2] one" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--n", "2"], 2, "n is 2 and temperature is 0"),
+        (["--timeout", "-1"], 2, "timeout is -1.0: expected a positive number of seconds"),
+        (["--timeout", "0.001"], 1, "took longer than its timeout of 0.001 s"),
+        (["--priority", "3", "--cache-salt", "x", "--on-overflow", "keep_last"], 0, ""),
+    ],
+)
+def test_options_of_a_request_reach_it(
+    capsys: pytest.CaptureFixture[str], options: list[str], code: int, words: str
+) -> None:
+    """What cannot be meant, or takes too long, is said in a line."""
+    command = ["generate", "--model", "dummy:forward_seconds=0.05", "--max-tokens", "2", "--prompt", "one"]
+    assert run([*command, *options]) == code
+    assert words in capsys.readouterr().err

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from aexec.cli.options import SamplingOptions
@@ -18,3 +20,38 @@ def test_a_value_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     """The request's own checks hold for the command line too."""
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         SamplingOptions(**wrong).params()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"json_schema": '{"type": "null"}'}, "json_schema"),
+        ({"regex": "a+"}, "regex"),
+        ({"choice": ("yes", "no")}, "choice"),
+        ({"grammar": "start: /a/"}, "grammar"),
+    ],
+)
+def test_the_form_of_the_output_can_be_asked_for(options: dict[str, str], kind: str) -> None:
+    """By one option for each kind; without any there is none."""
+    structured = SamplingOptions(**options).params().structured
+    assert structured is not None
+    assert structured.kind == kind
+    assert getattr(structured, kind) == options[kind]
+    assert SamplingOptions().params().structured is None
+
+
+def test_two_forms_at_once_are_refused() -> None:
+    """The request's own check says which were given."""
+    with pytest.raises(InvalidRequest, match="given regex and choice"):
+        SamplingOptions(regex="a", choice=("a",)).params()
+
+
+def test_a_schema_and_a_grammar_may_be_in_files(tmp_path: Path) -> None:
+    """As ``@FILE``; one that cannot be read is named."""
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "null"}', encoding="utf-8")
+    structured = SamplingOptions(json_schema=f"@{path}").params().structured
+    assert structured is not None
+    assert structured.json_schema == '{"type": "null"}'
+    with pytest.raises(InvalidRequest, match=r"@nowhere\.lark cannot be read"):
+        SamplingOptions(grammar="@nowhere.lark").params()

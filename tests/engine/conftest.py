@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 
@@ -12,10 +13,12 @@ from aexec.config import CacheConfig, ModelConfig
 from aexec.engine.assembly import ModelText
 from aexec.engine.bytes_text import ByteTokenizer
 from aexec.engine.llm import AsyncLLM
-from aexec.messages.batch import ModelRunnerOutput
+from aexec.executor.lifecycle import ExecutorState
+from aexec.messages.batch import ModelRunnerOutput, SchedulerOutput
 from aexec.messages.lifecycle import HealthReport, RankHealth
 from aexec.messages.step import ExecuteModel, ForwardLaunched, StepResult
 from aexec.model.dummy.runner import DummyRunner
+from aexec.observe.hub import EventHub
 
 
 class FakeExecutor:
@@ -26,6 +29,7 @@ class FakeExecutor:
     """
 
     world_size, output_rank, generation = 1, 0, 1
+    state = ExecutorState.READY
 
     def __init__(self, model="dummy", **cache):
         self.runner = DummyRunner(ModelConfig(model=model), CacheConfig(**cache))
@@ -36,6 +40,9 @@ class FakeExecutor:
         self.fail_sample: Exception | None = None
         self.spoil = lambda output: output
         self.is_closed = False
+        self.news = EventHub()
+        self.tell_failure = []
+        self._line = deque()
         self._gate = anyio.Event()
         self._gate.set()
         self.held = anyio.Event()
@@ -59,17 +66,31 @@ class FakeExecutor:
         self.steps.append(step)
         if self.fail_execute is not None:
             raise self.fail_execute
-        self.runner.execute_model(step.payload)
+        if self._line:  # behind a sampling that is held
+            self._line.append(step.payload)
+        else:
+            self.runner.execute_model(step.payload)
         if step.num_tokens == 0:
             return StepResult(step.step, ModelRunnerOutput())
         return ForwardLaunched(step.step)
 
     async def sample_tokens(self, step_id, grammar=None):
         self.held.set()
+        turn = object()
+        self._line.append(turn)
         await self._gate.wait()
+        while self._line and (first := self._line.popleft()) is not turn:
+            if isinstance(first, SchedulerOutput):  # and no turn that was given up
+                self.runner.execute_model(first)
         if self.fail_sample is not None:
             raise self.fail_sample
         return StepResult(step_id, self.spoil(self.runner.sample_tokens(grammar)))
+
+    def events(self):
+        return self.news.listen()
+
+    def add_failure_callback(self, callback):
+        self.tell_failure.append(callback)
 
     async def close(self):
         self.is_closed = True
@@ -120,6 +141,7 @@ def engine(engine_class):
     @asynccontextmanager
     async def opened(model="dummy", **settings):
         cache = {name: settings.pop(name) for name in ("num_blocks", "block_size") if name in settings}
+        settings.setdefault("async_scheduling", False)  # steps that a test holds are then one at a time
         executor = FakeExecutor(model, **cache)
         async with engine_class(model, executor=executor, **settings) as llm:
             yield llm, executor

@@ -368,4 +368,7 @@ async def test_facts_about_the_model_and_the_engine_can_be_read(engine):
         await llm.complete("Hello", GREEDY)
         statistics = await llm.statistics()
         assert (statistics.num_finished, statistics.num_steps, statistics.num_scheduled_tokens) == (1, 12, 16)
-        assert repr(llm) == f"<Engine 'dummy': open on {executor!r}>"
+        assert llm.async_scheduling == (False, "async_scheduling=False")
+        assert (
+            repr(llm) == f"<Engine 'dummy': open on {executor!r}, async scheduling off: {llm.async_scheduling.reason}>"
+        )

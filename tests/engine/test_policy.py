@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""The more important first; among equals first come, first served."""
 
 from __future__ import annotations
 
@@ -6,47 +6,81 @@ import pickle
 
 import pytest
 
-from aexec.engine.policy import FcfsQueue, StepPlan, decodes_first, latest
-from aexec.engine.request import Request
+from aexec.engine.policy import StepPlan, WaitingQueue, admit, decodes_first, least
+from aexec.engine.request import Request, RequestStatus
 from aexec.errors import QueueFull
 from aexec.messages.request import SamplingParams
 
 
-def make(name, num_tokens=4, num_computed=0):
-    request = Request(name, [1] * num_tokens, num_tokens, SamplingParams(), frozenset(), 99)
+def make(name, num_tokens=4, num_computed=0, **facts):
+    request = Request(name, [1] * num_tokens, num_tokens, SamplingParams(), frozenset(), 99, **facts)
     request.num_computed_tokens = num_computed
     return request
 
 
-def test_requests_leave_the_queue_in_order_of_arrival():
-    """The head is the first to have come; a preempted request goes before it."""
-    queue = FcfsQueue(limit=8)
-    first, second, back = make("first"), make("second"), make("back")
-    queue.push(first)
-    queue.push(second)
-    queue.push_front(back)
-    assert [request.request_id for request in queue] == ["back", "first", "second"]
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+def test_requests_leave_the_queue_by_priority_and_then_in_order_of_arrival():
+    """A preempted request comes back to its own place, before those that came later."""
+    queue = WaitingQueue(limit=8)
+    first, second = make("first", arrival=1), make("second", arrival=2)
+    back, urgent, low = make("back", arrival=0), make("urgent", arrival=9, priority=-1), make("low", priority=1)
+    for request in (low, first, second, urgent, back):
+        queue.push(request)
+    assert names(queue) == ["urgent", "back", "first", "second", "low"]
     queue.remove(first)
+    queue.remove(urgent)
     assert queue.head() is back
-    assert repr(queue) == "<FcfsQueue: 2/8 waiting>"
+    assert repr(queue) == "<WaitingQueue: 3/8 waiting>"
+
+
+def test_a_request_that_is_not_ready_holds_up_nobody():
+    """It counts, is no head, and comes to its place once it is ready."""
+    queue = WaitingQueue(limit=8)
+    leader = make("leader", arrival=0)
+    sample, constrained = make("sample", arrival=1, leader=leader), make("constrained", arrival=2)
+    constrained.status = RequestStatus.WAITING_FOR_GRAMMAR
+    for request in (sample, constrained, make("other", arrival=3)):
+        queue.push(request)
+    assert (queue.head().request_id, len(queue)) == ("other", 3)
+    assert repr(queue) == "<WaitingQueue: 3/8 waiting, 2 of them not ready>"
+    queue.settle(sample)
+    assert queue.head().request_id == "other"
+    sample.leader = None
+    queue.settle(sample)
+    queue.settle(sample)
+    queue.remove(constrained)
+    assert names(queue) == ["sample", "other"]
 
 
 def test_a_full_queue_turns_away_new_requests_and_takes_preempted_ones():
     """The bound is for those who come; who was admitted once is not lost."""
-    queue = FcfsQueue(limit=1)
+    queue = WaitingQueue(limit=2)
     queue.push(make("a"))
-    with pytest.raises(QueueFull, match="request b was turned away, as 1 requests are waiting") as caught:
-        queue.push(make("b"))
+    queue.check_room(make("b"))
+    with pytest.raises(QueueFull, match="request b was turned away, as 2 requests are waiting") as caught:
+        queue.check_room(make("b"), 2)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    queue.push_front(make("c"))
-    assert len(queue) == 2
+    queue.push(make("c"))
+    queue.push(make("d"))
+    assert len(queue) == 3
+
+
+def test_running_requests_stay_in_order_of_rank():
+    """Whoever is admitted late and is important does not give way first."""
+    running = {}
+    for request in (make("a", arrival=0), make("low", arrival=1, priority=5), make("b", arrival=2)):
+        admit(running, request)
+    assert names(running.values()) == ["a", "b", "low"]
+    assert least(running).request_id == "low"
 
 
 def test_decodes_come_before_prefills():
-    """Both keep their order of arrival."""
+    """Both keep their order."""
     running = {name: make(name, 4, computed) for name, computed in {"a": 0, "b": 3, "c": 2, "d": 3}.items()}
     assert [request.request_id for request in decodes_first(running)] == ["b", "d", "a", "c"]
-    assert latest(running).request_id == "d"
 
 
 def test_a_dropped_request_gives_its_tokens_back():

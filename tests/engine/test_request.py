@@ -58,11 +58,13 @@ def test_a_recompute_does_not_repeat_prompt_logprobs():
     """After a preemption the prompt runs again; its log-probabilities count once."""
     entries = [TokenLogprobs(token, -1.0, 1, {}) for token in (2, 3)]
     request = make()
-    request.add_prompt_logprobs(entries[:1])
+    request.add_prompt_logprobs(0, entries[:1])
     request.forget_computed()
-    request.add_prompt_logprobs(entries)
+    request.add_prompt_logprobs(1, entries[1:])  # of a step that was in flight
+    request.add_prompt_logprobs(0, entries)
     request.forget_computed()
-    request.add_prompt_logprobs(entries)
+    request.add_prompt_logprobs(0, entries[:1])
+    request.add_prompt_logprobs(1, entries[1:])
     assert request.prompt_logprobs == entries
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aexec.config import SchedulerConfig
 from aexec.engine.blocks import BlockPool
 from aexec.engine.request import Request, RequestStatus
+from aexec.engine.samples import samples_of
 from aexec.engine.scheduler import Scheduler
 from aexec.errors import InvalidRequest, QueueFull
 from aexec.messages.batch import ModelRunnerOutput, SchedulerOutput
@@ -311,3 +312,35 @@ def test_the_waiting_queue_is_bounded():
     scheduler.finish("a", RequestStatus.FINISHED_ABORTED)
     scheduler.add(make("c"))
     assert repr(scheduler) == "<Scheduler: 0 running, 2 waiting, 0 steps, 0 preemption(s)>"
+
+
+def test_a_request_that_waits_for_its_grammar_holds_up_nobody():
+    """It is no work to do, and takes its place by arrival once it is ready; an unknown id is nobody's."""
+    scheduler = make_scheduler(num_seqs=1)
+    constrained = make("constrained")
+    constrained.status = RequestStatus.WAITING_FOR_GRAMMAR
+    scheduler.add(constrained)
+    assert not scheduler.has_work
+    for name in ("other", "last"):
+        scheduler.add(make(name, max_tokens=1))
+    batch, runner = scheduler.schedule(), Runner(4)
+    assert list(batch.num_scheduled_tokens) == ["other"]
+    scheduler.make_ready("constrained")
+    scheduler.make_ready("nobody")
+    scheduler.update(batch, runner.run(batch))
+    assert list(scheduler.schedule().num_scheduled_tokens) == ["constrained"]
+
+
+def test_a_follower_that_ends_is_not_taken_for_another_of_its_id():
+    """An id may be used again while the sample that computes the prompt goes on."""
+    scheduler = make_scheduler(budget=4)
+    first, follower = samples_of(make("a", 9, temperature=1.0, n=2))
+    scheduler.add(first, follower)
+    scheduler.schedule()
+    scheduler.finish("a#1", RequestStatus.FINISHED_ABORTED)
+    again = make("a#1")
+    again.status = RequestStatus.WAITING_FOR_GRAMMAR
+    scheduler.add(again)
+    for _ in range(2):
+        scheduler.schedule()
+    assert (first.num_computed_tokens, list(scheduler._running)) == (9, ["a"])

@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aexec.engine.stream import TokenStream
+from aexec.engine.stream import SampleStreams, TokenStream
 from aexec.errors import RequestFailed
 from aexec.messages.request import TokenLogprobs
 
@@ -91,3 +91,53 @@ async def test_a_stream_prints_how_far_it_is():
     assert repr(stream) == "<TokenStream a: 2 tokens taken, 1 wait>"
     stream.finish("length")
     assert repr(stream) == "<TokenStream a: 2 tokens taken, 1 wait, finished: length>"
+
+
+# ---------------------------------------------------------------- samples
+
+
+def sample_streams(number=3):
+    streams = SampleStreams(tuple(TokenStream("a", 1, index) for index in range(number)))
+    return streams, streams.streams
+
+
+async def test_samples_are_read_in_turn():
+    """One that always has news does not hold up the others."""
+    both, (first, second, _) = sample_streams()
+    first.put("a", [1])
+    second.put("b", [2])
+    assert (await both.get()).index == 0
+    first.put("c", [3])
+    assert [(await both.get()).index for _ in range(2)] == [1, 0]
+    assert repr(both) == "<SampleStreams a: 3 of 3 samples go on>"
+
+
+async def test_a_reader_of_samples_waits_for_any_of_them():
+    """Whichever comes first."""
+    both, (_, second, _) = sample_streams()
+    reader = asyncio.create_task(both.get())
+    await anyio.wait_all_tasks_blocked()
+    second.put("b", [2])
+    assert (await reader).text == "b"
+
+
+async def test_samples_are_over_when_the_last_one_is_taken():
+    """Each end is a chunk."""
+    both, streams = sample_streams(2)
+    for stream in streams:
+        assert not both.is_taken
+        stream.finish("length")
+        assert (await both.get()).finish_reason == "length"
+    assert both.is_ended
+    assert both.is_taken
+
+
+async def test_an_error_of_one_sample_is_raised_after_what_came_before_it():
+    """What was put is not lost."""
+    both, (first, second, _) = sample_streams()
+    second.put("b", [2])
+    second.fail(RuntimeError("broken"))
+    first.put("a", [1])
+    assert [(await both.get()).text for _ in range(2)] == ["a", "b"]
+    with pytest.raises(RuntimeError, match="broken"):
+        await both.get()

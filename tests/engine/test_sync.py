@@ -153,3 +153,14 @@ def test_a_program_works_and_ends_cleanly(program, said):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout.strip(), done.stderr, done.returncode) == (said, "", 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_options_and_samples_work_without_await():
+    """Several samples of many prompts, more than may wait; a salt; a timeout; a reset."""
+    with LLM("dummy", max_num_waiting=4) as llm:
+        params = SamplingParams(max_tokens=4, seed=3, n=3)
+        answers = llm.generate(["one", "two", "three", "four"], params, cache_salt="x", priority=1, timeout=60.0)
+        assert [len(answer.samples) for answer in answers] == [3, 3, 3, 3]
+        assert llm.reset_prefix_cache()
+        with pytest.raises(InvalidRequest, match="priority is 'high'"):
+            llm.generate("a", priority="high")

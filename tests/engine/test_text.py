@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aexec.engine import text
 from aexec.engine.bytes_text import ByteTokenizer
-from aexec.engine.text import RequestText, StopTexts
+from aexec.engine.text import RequestText, StopTexts, TextDelta
 from aexec.errors import InvalidRequest
 
 short_texts = st.text(alphabet="ab", min_size=0, max_size=12)
@@ -94,7 +94,7 @@ def test_stop_texts_do_not_count_among_the_first_min_tokens():
 def test_tokens_after_the_stop_text_are_not_turned_into_text():
     """A step that brings several tokens is cut at the stop."""
     output = RequestText(ByteTokenizer().decoder([], skip_special_tokens=True), stops=("b",))
-    assert output.feed(list(b"abc")) == ("a", "b")
+    assert output.feed(list(b"abc")) == TextDelta("a", "b")
 
 
 def test_the_byte_tokenizer_has_a_plain_chat_format():

@@ -115,7 +115,7 @@ async def test_the_loop_is_free_while_a_step_runs():
 
 async def test_256_requests_cost_the_driver_little_per_step():
     """The driver's own work per step of 256 requests, over some steps; the target is 2 ms on a quiet machine."""
-    async with AsyncLLM("dummy", max_num_batched_tokens=4096) as llm:
+    async with AsyncLLM("dummy", max_num_batched_tokens=4096, async_scheduling=False) as llm:
         spent = []
         for _ in range(3):
             busy, steps = llm.driver_statistics().busy_seconds, (await llm.statistics()).num_steps

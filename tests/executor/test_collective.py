@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +34,10 @@ def in_order(answers):
     return [answers[rank] for rank in sorted(answers)]
 
 
-class Watched(Call):
+class Watched(Call, eq=False):
     """A call whose outcome can be looked at."""
+
+    outcome: Any = None
 
 
 def make(number, lane=Lane.SYNC, ranks=(0, 1), *, now=0.0, timeout=None, slow_every=10.0):
@@ -43,10 +48,13 @@ def make(number, lane=Lane.SYNC, ranks=(0, 1), *, now=0.0, timeout=None, slow_ev
         ranks,
         None,
         Outcome(),
-        shape=in_order,
-        now=now,
-        timeout=timeout,
-        slow_every=slow_every,
+        in_order,
+        now,
+        set(ranks),
+        timeout,
+        math.inf if timeout is None else now + timeout,
+        slow_every,
+        now + slow_every,
     )
     call.outcome = call.waiter
     return call

@@ -30,7 +30,7 @@ def line_up(gate, step, now=0.0):
 
 def go(gate):
     """Those that may go, as steps in flight."""
-    return [gate.take_off(held, is_whole=False) for held in gate.admit()]
+    return [gate.take_off(held.message.step, is_whole=False) for held in gate.admit()]
 
 
 def steps(flights):

@@ -47,13 +47,16 @@ def test_lost_blocks_figures_and_events_come_together(outputs):
     found = report(
         outputs.result(
             answers(
-                said(invalid_block_ids=frozenset({1, 2}), stats={"bytes": 1.0}, events=("x",)),
-                said(invalid_block_ids=frozenset({2}), events=("y",)),
+                said(
+                    invalid_block_ids=frozenset({1, 2}), dropped=frozenset({b"a"}), stats={"bytes": 1.0}, events=("x",)
+                ),
+                said(invalid_block_ids=frozenset({2}), dropped=frozenset({b"b"}), events=("y",)),
                 said(stats={"bytes": 2.0, "calls": 1.0}),
             )
         )
     )
     assert found.invalid_block_ids == {1, 2}
+    assert found.dropped == {b"a", b"b"}
     assert found.stats == {"bytes": 3.0, "calls": 1.0}
     assert found.events == ("x", "y")
 

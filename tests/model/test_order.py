@@ -20,8 +20,8 @@ def launch(book, step):
 
 
 def ask(book, step):
-    book.ask(Sampling(step, None, f"reply {step}", book.spend(step)))
-    return [sampling.step for sampling in book.take_ready()]
+    ready = book.ask(Sampling(step, None, f"reply {step}", book.spend(step)))
+    return [sampling.step for sampling in ready]
 
 
 def test_samplings_run_in_step_order(book):

@@ -61,6 +61,7 @@ def test_without_a_group_nothing_is_shared() -> None:
         ("all_reduce", lambda group, part: group.sum(part)),
         ("all_gather", lambda group, part: group.joined(part, 4)),
         ("gather", lambda group, part: group.joined_on_first(part, 4)),
+        ("broadcast", lambda group, _part: group.told_by_first([1, 2])),
     ],
 )
 def test_a_lost_peer_has_a_name_for_it(member, monkeypatch, exchange, call) -> None:

@@ -53,6 +53,42 @@ def test_a_wait_can_be_ended_from_another_thread(channels, spin):
     assert left.receive(0.01) is None
 
 
+def test_a_busy_reader_can_be_woken_too(channels):
+    """Just after a frame it sleeps in the system call that receives, and looks up now and then."""
+    left, right = channels
+    right.send(Kind.MESSAGE, 1, "x")
+    assert left.receive().value == "x"
+    began = time.monotonic()
+    alarm = threading.Timer(0.005, left.wake)
+    alarm.start()
+    assert left.receive() is None
+    assert time.monotonic() - began < 1
+    alarm.join()
+    right.send(Kind.MESSAGE, 1, "y")
+    assert left.receive().value == "y"
+    left.wake()
+    assert left.receive() is None
+
+
+@pytest.mark.parametrize("channels", [seqpacket_pair], indirect=True)
+def test_a_busy_reader_tells_of_views_that_another_thread_drops(channels):
+    """The sender does not wait for the next message."""
+    left, right = channels
+    left.send(Kind.MESSAGE, 1, np.zeros(100_000))
+    held = [right.receive().value]
+    reader = threading.Thread(target=right.receive)
+    reader.start()
+    held.clear()
+    gc.collect()
+    end = time.monotonic() + 5
+    while left._writer.statistics().leases and time.monotonic() < end:
+        left.receive(0.01)
+    assert not left._writer.statistics().leases
+    right.wake()
+    reader.join(5)
+    assert not reader.is_alive()
+
+
 @pytest.mark.parametrize("channels", [seqpacket_pair], indirect=True)
 def test_a_dropped_view_is_told_while_its_reader_waits(channels):
     """Another thread of the reader had it: the sender does not wait for the next message."""

@@ -64,6 +64,9 @@ HOT = [
     ForwardLaunched(StepId(1)),
     StepResult(StepId(1), SAMPLED),
     StepResult(StepId(1), None),
+    StepResult(StepId(1), [1, [2.5, None], "three", b"four", True]),
+    StepResult(StepId(1), []),
+    StepResult(StepId(1), 0),
     SampleTokens(StepId(1)),
     Ping(),
     Pong(rank=1, phase="idle", step=None, age=0.5),
@@ -77,6 +80,9 @@ ODD = [
     ExecuteModel(StepId(1), {"anything": (1, 2)}, None),
     ExecuteModel(StepId(1), SchedulerOutput(num_scheduled_tokens={"a": np.int64(3)})),
     StepResult(StepId(1), (1, "a tuple")),
+    StepResult(StepId(1), [1, (2, "a tuple within")]),
+    StepResult(StepId(1), [2**70]),
+    StepResult(StepId(1), {1: "a key that is no text"}),
     StepResult(StepId(1), ModelRunnerOutput(kv_connector_output=KVConnectorOutput(events=((1, 2),)))),
 ]
 
@@ -263,7 +269,7 @@ def test_an_unknown_codec_is_an_error():
     """It does not pass for a value."""
     with pytest.raises(ValueError, match="codec 9 is unknown"):
         decode(9, b"", [])
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="codec 200 is unknown"):
         decode(200, b"", [])
 
 

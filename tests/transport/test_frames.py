@@ -16,6 +16,7 @@ from aexec.transport.frames import (
     pack,
     pack_table,
     parse,
+    parse_plain,
     unpack_table,
 )  # fmt: skip
 
@@ -90,3 +91,36 @@ def test_a_table_that_is_not_there_is_refused():
     """A number of buffers that the bulk has no room for is garbage."""
     with pytest.raises(BadFrame, match="5 buffers are announced in 16 bytes"):
         unpack_table(bytes(16), 5)
+
+
+@given(
+    kind=st.sampled_from(sorted(set(Kind) - {Kind.RELEASE, Kind.SEGMENT})),
+    call=st.integers(-(2**63), 2**63 - 1),
+    codec=st.integers(0, 255),
+    body=st.binary(max_size=200),
+)
+def test_a_plain_frame_is_read_the_short_way(kind, call, codec, body):
+    """It says the same as the long one."""
+    frame = pack(kind, call, codec, body)
+    head = parse(frame)
+    assert parse_plain(frame) == (head.kind, head.call, head.codec, head.body)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        pack(Kind.REPLY, 1, 2, b"body")[:-1],
+        pack(Kind.REPLY, 1, 2, b"body") + b"more",
+        b"\0" + pack(Kind.REPLY, 1, 2, b"body")[1:],
+        pack(Kind.REPLY, 1, 2, b"body", releases=[7]),
+        pack(Kind.REPLY, 1, 2, b"body", num_buffers=1, lease=3, bulk=Bulk(1, 2, 3)),
+        pack(Kind.REPLY, 1, 2, b"body", num_buffers=1),
+        pack(Kind.REPLY, 1, 2, b"", num_buffers=1, long_body=True, bulk=Bulk(1, 2, 3)),
+        pack(Kind.RELEASE, 0),
+        pack(Kind.SEGMENT, 1, 0, b"12345678"),
+    ],
+)
+def test_any_other_frame_is_left_to_the_long_way(frame):
+    """Be it whole or not."""
+    assert parse_plain(frame) is None

@@ -41,15 +41,19 @@ class Deferred(Generic[R]):
     that is dropped without either ends its ask with an error, at once.
     """
 
-    __slots__ = ("_answered", "_cell", "_envelope", "call")
+    __slots__ = ("_answered", "_cell", "_envelope")
 
     def __init__(self, cell: Debtor, envelope: Envelope) -> None:
         self._cell, self._envelope, self._answered = cell, envelope, False
-        self.call = envelope.call
 
     def __repr__(self) -> str:
         state = "answered" if self._answered else "awaited" if self.is_awaited else "its asker has gone"
         return f"<Deferred {self.call}: {state}>"
+
+    @property
+    def call(self) -> str:
+        """What it is the reply to, in words."""
+        return self._envelope.call
 
     @property
     def is_awaited(self) -> bool:
@@ -67,7 +71,9 @@ class Deferred(Generic[R]):
         Raises:
             RuntimeError: It was answered before.
         """
-        self._answer()
+        if self._answered:
+            raise self._twice()
+        self._answered = True
         self._cell.resolve(self._envelope, value)
 
     def fail(self, error: BaseException) -> None:
@@ -76,7 +82,9 @@ class Deferred(Generic[R]):
         Raises:
             RuntimeError: It was answered before.
         """
-        self._answer()
+        if self._answered:
+            raise self._twice()
+        self._answered = True
         self._cell.reject_late(self._envelope, error)
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
@@ -86,13 +94,13 @@ class Deferred(Generic[R]):
             return
         if envelope.reply.done():
             self._cell.call_guarded(callback)
+        elif envelope.on_gone is None:
+            envelope.on_gone = [callback]
         else:
-            envelope.on_gone = [*(envelope.on_gone or ()), callback]
+            envelope.on_gone.append(callback)
 
-    def _answer(self) -> None:
-        if self._answered:
-            raise RuntimeError(f"the reply to {self.call} was given already: resolve() or fail() it once")
-        self._answered = True
+    def _twice(self) -> RuntimeError:
+        return RuntimeError(f"the reply to {self.call} was given already: resolve() or fail() it once")
 
     def __del__(self) -> None:
         if not self._answered and self._envelope.stage is Stage.DEFERRED:

@@ -205,6 +205,12 @@ class Inbox(abc.ABC):
         self.wake()  # there is room again, and what waited for it may be for now
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """The serving task waits, and nothing has come since; False on any other thread or loop."""
+        waiter = self._waiter
+        return waiter is not None and not waiter.done() and self.exit is None and self.core.runtime.is_here
+
     def wake(self) -> None:
         """Let the serving task look into the mailbox."""
         waiter, self._waiter = self._waiter, None

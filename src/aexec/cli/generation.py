@@ -13,7 +13,6 @@ from aexec.cli.answers import Answer, OnText, Stream, answer_all
 from aexec.cli.failures import explain, worst
 from aexec.cli.options import EngineOptions, SamplingOptions
 from aexec.cli.show import InOrder, loading, summary, table
-from aexec.messages import SamplingParams
 
 __all__ = ("demonstrate", "generate")
 
@@ -39,17 +38,27 @@ async def opened(options: EngineOptions) -> AsyncGenerator[aexec.AsyncLLM]:
                 max_model_len=options.max_model_len,
                 num_blocks=options.num_blocks,
                 max_num_batched_tokens=options.max_num_batched_tokens,
+                prefix_caching=options.prefix_caching,
+                kv_connector=options.kv_connector,
+                async_scheduling=options.async_scheduling,
                 progress=progress,
             )
             await stack.enter_async_context(llm)
         yield llm
 
 
-def starter(llm: aexec.AsyncLLM, params: SamplingParams, *, chat: bool) -> Callable[[str], Stream]:
+def starter(llm: aexec.AsyncLLM, sampling: SamplingOptions, *, chat: bool) -> Callable[[str], Stream]:
     """Return what starts a request for a prompt."""
+    params = sampling.params()
 
     def start(prompt: str) -> Stream:
-        return llm.generate(llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else prompt, params)
+        return llm.generate(
+            llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else prompt,
+            params,
+            priority=sampling.priority,
+            timeout=sampling.timeout,
+            cache_salt=sampling.cache_salt,
+        )
 
     return start
 
@@ -62,9 +71,10 @@ async def generate(
     Returns:
         The exit code: of the worst failure, when one prompt or several failed.
     """
-    params = sampling.params()
-    on_text = _untold if as_json else InOrder(prompts, sys.stdout)
-    answers, seconds = await _timed(engine, params, prompts, on_text, chat=chat)
+    sampling.params()  # what cannot be meant is refused before a model is loaded
+    each_answer = [prompt for prompt in prompts for _ in range(sampling.n)]
+    on_text = _untold if as_json else InOrder(each_answer, sys.stdout)
+    answers, seconds = await _timed(engine, sampling, prompts, on_text, chat=chat)
     if as_json:
         for answer in answers:
             print(json.dumps(answer.as_json(), ensure_ascii=sys.stdout.encoding != "utf-8"))
@@ -76,9 +86,9 @@ async def generate(
 
 async def demonstrate(engine: EngineOptions, max_tokens: int) -> int:
     """Ask the model three questions at once, and print its answers and the figures of each."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    sampling = SamplingOptions(max_tokens=max_tokens)
     on_text = InOrder(DEMO_PROMPTS, sys.stdout)
-    answers, seconds = await _timed(engine, params, DEMO_PROMPTS, on_text, chat=True)
+    answers, seconds = await _timed(engine, sampling, DEMO_PROMPTS, on_text, chat=True)
     print()
     table(answers, seconds)
     _report_errors(answers)
@@ -86,11 +96,11 @@ async def demonstrate(engine: EngineOptions, max_tokens: int) -> int:
 
 
 async def _timed(
-    engine: EngineOptions, params: SamplingParams, prompts: Sequence[str], on_text: OnText, *, chat: bool
+    engine: EngineOptions, sampling: SamplingOptions, prompts: Sequence[str], on_text: OnText, *, chat: bool
 ) -> tuple[list[Answer], float]:
     async with opened(engine) as llm:
         begun = time.perf_counter()
-        answers = await answer_all(prompts, starter(llm, params, chat=chat), on_text)
+        answers = await answer_all(prompts, starter(llm, sampling, chat=chat), on_text, sampling.n)
         return answers, time.perf_counter() - begun
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from aexec.messages import SamplingParams
+from aexec.config import Offload
+from aexec.errors import InvalidRequest
+from aexec.messages import SamplingParams, StructuredOutput
 
 __all__ = ("EngineOptions", "Flag", "SamplingOptions", "Texts")
 
@@ -31,6 +34,10 @@ class EngineOptions:
         max_model_len: Tokens of a prompt and its output together; the model's own limit by default.
         num_blocks: Blocks of 16 tokens in the KV cache; what the memory holds by default.
         max_num_batched_tokens: Tokens of all prompts that one step runs at most.
+        async_scheduling: Launch a step before the tokens of the last one are back; where possible by default.
+        prefix_caching: Prompts that begin alike share what they begin with in the KV cache.
+        kv_offload_directory: Keep the KV of prompts in files of this directory, and find it there again.
+        kv_offload_bytes: What these files may take, 4 GiB by default; without a directory, host memory.
     """
 
     model: str
@@ -42,6 +49,23 @@ class EngineOptions:
     max_model_len: int | None = None
     num_blocks: int | None = None
     max_num_batched_tokens: int = 512
+    async_scheduling: bool | None = None
+    prefix_caching: bool = True
+    kv_offload_directory: Path | None = None
+    kv_offload_bytes: int | None = None
+
+    @property
+    def kv_connector(self) -> Offload | None:
+        """What keeps KV that the cache has no room for.
+
+        Raises:
+            ConfigError: It may hold nothing.
+        """
+        if self.kv_offload_directory is None and self.kv_offload_bytes is None:
+            return None
+        if self.kv_offload_bytes is None:
+            return Offload(directory=self.kv_offload_directory)
+        return Offload(directory=self.kv_offload_directory, bytes=self.kv_offload_bytes)
 
 
 @Parameter(name="*", group="Sampling")
@@ -50,6 +74,7 @@ class SamplingOptions:
     """How tokens are chosen.
 
     Attributes:
+        n: Answers to each prompt, each drawn with a seed of its own; needs a temperature above 0.
         max_tokens: New tokens of each prompt at most.
         temperature: 0 takes the likeliest token, so that the same command prints the same text.
         top_k: Choose among the k likeliest tokens; 0 means all.
@@ -57,8 +82,17 @@ class SamplingOptions:
         min_p: Leave out tokens below this share of the likeliest one's probability.
         seed: Makes what is drawn repeatable.
         stop: A text that ends the output and is not part of it; may be given several times.
+        json_schema: The output is JSON that this schema validates; the schema itself, or @FILE.
+        regex: The output matches this regular expression as a whole.
+        choice: The output is one of these texts; may be given several times.
+        grammar: The output is a text of this grammar, in Lark's notation or GBNF; or @FILE.
+        on_overflow: Whether a prompt that is longer than the context is refused, or its last tokens are kept.
+        timeout: Seconds that each prompt may take; no limit by default.
+        priority: The lower, the earlier a prompt's turn comes.
+        cache_salt: Share the prefix cache with prompts of the same salt only.
     """
 
+    n: Annotated[int, Parameter(name=("--n", "-n"))] = 1
     max_tokens: int = 64
     temperature: float = 0.0
     top_k: int = 0
@@ -66,14 +100,23 @@ class SamplingOptions:
     min_p: float = 0.0
     seed: int | None = None
     stop: Texts = ()
+    json_schema: str | None = None
+    regex: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    choice: Texts = ()
+    grammar: str | None = None
+    on_overflow: Literal["refuse", "keep_last"] = "refuse"
+    timeout: float | None = None
+    priority: int = 0
+    cache_salt: str | None = None
 
     def params(self) -> SamplingParams:
         """Return them as the engine takes them.
 
         Raises:
-            InvalidRequest: A value is out of range.
+            InvalidRequest: A value is out of range, or a file cannot be read.
         """
         return SamplingParams(
+            n=self.n,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
@@ -81,4 +124,27 @@ class SamplingOptions:
             min_p=self.min_p,
             seed=self.seed,
             stop=self.stop,
+            on_overflow=self.on_overflow,
+            structured=self._structured(),
         )
+
+    def _structured(self) -> StructuredOutput | None:
+        given = (self.json_schema, self.regex, self.choice or None, self.grammar)
+        if not any(given):
+            return None
+        return StructuredOutput(
+            json_schema=_text_of(self.json_schema),
+            regex=self.regex,
+            choice=self.choice or None,
+            grammar=_text_of(self.grammar),
+        )
+
+
+def _text_of(value: str | None) -> str | None:
+    """The text of an option, or of the file that it names."""
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{value} cannot be read: {error}") from error

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex, cast
 
-from aexec.engine.request import Request
+import msgspec
+
+from aexec.engine.request import Request, RequestStatus
 from aexec.errors import InvalidRequest
-from aexec.messages.request import SamplingParams
+from aexec.messages.request import RequestOptions, SamplingParams
 
 __all__ = ("RequestLimits", "check_token_ids", "make_request")
+
+_NO_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,13 @@ class RequestLimits:
         return min(self.max_model_len, self.num_token_slots + 1)
 
 
-def make_request(request_id: str, prompt: Sequence[object], sampling: SamplingParams, limits: RequestLimits) -> Request:
+def make_request(
+    request_id: str,
+    prompt: Sequence[object],
+    sampling: SamplingParams,
+    limits: RequestLimits,
+    options: RequestOptions = _NO_OPTIONS,
+) -> Request:
     """A request that the model can run.
 
     Args:
@@ -46,6 +56,7 @@ def make_request(request_id: str, prompt: Sequence[object], sampling: SamplingPa
         prompt: Token ids; numpy's integers and torch's are welcome.
         sampling: How to sample.
         limits: What the engine can take.
+        options: How it is scheduled.
 
     Raises:
         InvalidRequest: The prompt is empty, too long or not of this vocabulary, or a
@@ -53,12 +64,16 @@ def make_request(request_id: str, prompt: Sequence[object], sampling: SamplingPa
     """
     if not prompt:
         raise InvalidRequest(f"the prompt of request {request_id} is empty: expected at least one token")
+    if sampling.on_overflow == "keep_last":
+        prompt = prompt[-_most_prompt_tokens(sampling, limits) :]
     if len(prompt) >= limits.max_model_len:
         raise InvalidRequest(
             f"the prompt of request {request_id} has {len(prompt)} tokens and the context holds "
-            f"{limits.max_model_len}: expected at most {limits.max_model_len - 1}, to leave room for one new token"
+            f"{limits.max_model_len}: expected at most {limits.max_model_len - 1}, to leave room for one new token; "
+            'or on_overflow="keep_last" in its SamplingParams'
         )
     _check_sampling(sampling, limits)
+    structured, sampling = sampling.structured, _without_structure(sampling)
     ends = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *limits.eos_token_ids)
     return Request(
         request_id=request_id,
@@ -67,6 +82,10 @@ def make_request(request_id: str, prompt: Sequence[object], sampling: SamplingPa
         sampling=sampling,
         stop_token_ids=frozenset(ends),
         max_num_tokens=_max_num_tokens(len(prompt), sampling.max_tokens, limits),
+        priority=options.priority,
+        cache_salt=options.cache_salt or "",
+        structured=structured,
+        status=RequestStatus.WAITING if structured is None else RequestStatus.WAITING_FOR_GRAMMAR,
     )
 
 
@@ -91,11 +110,21 @@ def check_token_ids(what: str, token_ids: Iterable[object], vocab_size: int) -> 
     return checked
 
 
+def _most_prompt_tokens(sampling: SamplingParams, limits: RequestLimits) -> int:
+    """What a prompt is cut to, so that all its new tokens fit, or at least one if they never do."""
+    return max(limits.max_num_tokens - (sampling.max_tokens or 1), 1)
+
+
 def _max_num_tokens(num_prompt_tokens: int, max_tokens: int | None, limits: RequestLimits) -> int:
     if max_tokens is None:
         # As far as it goes; a prompt that does not even fit is for the scheduler to refuse.
         return max(limits.max_num_tokens, num_prompt_tokens + 1)
     return min(num_prompt_tokens + max_tokens, limits.max_model_len)
+
+
+def _without_structure(sampling: SamplingParams) -> SamplingParams:
+    """The workers get bitmasks: a schema of a megabyte need not travel to each of them."""
+    return sampling if sampling.structured is None else msgspec.structs.replace(sampling, structured=None)
 
 
 def _check_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:

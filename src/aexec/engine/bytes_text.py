@@ -35,6 +35,9 @@ class ByteTokenizer:
         del prompt, skip_special_tokens
         return _ByteDecoder()
 
+    def to_json(self) -> None:
+        """It has no file: token ids 0 to 255 are bytes."""
+
     def chat_prompt(self, messages: Sequence[Mapping[str, object]]) -> str:
         """``role: content`` lines, then ``assistant:``."""
         check_messages(messages)

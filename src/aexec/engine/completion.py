@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -24,6 +24,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: Why it ended.
         stop_reason: The stop text or the token id that ended it.
         num_prompt_tokens: Tokens of the prompt.
+        others: The further samples of the prompt; all else here is about the first.
     """
 
     request_id: str
@@ -34,6 +35,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_prompt_tokens: int
+    others: tuple[Completion, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Completion, ...]:
+        """All ``n`` samples of the prompt, itself as the first."""
+        return (self, *self.others)
 
     @property
     def num_completion_tokens(self) -> int:
@@ -43,25 +50,25 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 async def collect(stream: AsyncIterator[TokenChunk]) -> Completion:
     """Read a stream to its end; raises what the stream raises."""
-    texts: list[str] = []
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    chunk: TokenChunk | None = None
+    samples: dict[int, list[TokenChunk]] = {}
     async for chunk in stream:
-        texts.append(chunk.text)
-        token_ids.extend(chunk.token_ids)
-        logprobs.extend(chunk.logprobs or ())
-        prompt_logprobs = prompt_logprobs or chunk.prompt_logprobs
-    if chunk is None:
+        samples.setdefault(chunk.index, []).append(chunk)
+    if not samples:
         raise ProtocolError("the stream ended before its first chunk: expected a last chunk with a finish_reason")
+    first, *others = (_joined(chunks) for _, chunks in sorted(samples.items()))
+    return msgspec.structs.replace(first, others=tuple(others)) if others else first
+
+
+def _joined(chunks: Sequence[TokenChunk]) -> Completion:
+    """What the chunks of one sample come to."""
+    last = chunks[-1]
     return Completion(
-        request_id=chunk.request_id,
-        text="".join(texts),
-        token_ids=tuple(token_ids),
-        logprobs=tuple(logprobs) or None,
-        prompt_logprobs=prompt_logprobs,
-        finish_reason=chunk.finish_reason,
-        stop_reason=chunk.stop_reason,
-        num_prompt_tokens=chunk.num_prompt_tokens,
+        request_id=last.request_id,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs or ()) or None,
+        prompt_logprobs=next((chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs), None),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        num_prompt_tokens=last.num_prompt_tokens,
     )

@@ -1,69 +1,57 @@
 """The driver: the actor that runs the step loop, between those who ask and the executor.
 
 A step is a chain of messages to itself: schedule a batch and have the executor launch it
-(:class:`RunStep`), then have it sampled (:class:`StepLaunched`), then take its tokens and
-schedule the next (:class:`StepEnded`). Between these, requests come and go, as each is a
-message like any other. What to run is the scheduler's decision, which is pure; this actor
-only acts. Without requests nothing runs at all.
+(:class:`RunStep`), then have it sampled (:class:`StepLaunched`, or :class:`MaskReady` when a
+request of it has a grammar), then take its tokens and schedule the next (:class:`StepEnded`).
+Between these, requests come and go, as each is a message like any other. What to run is the
+scheduler's decision, whose turn it is the queue's of steps in flight, and both are pure; this
+actor only acts. Without requests nothing runs at all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-from dataclasses import dataclass
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterable
 
-from aexec.actor import Actor, Deferred, Exit, handles
+from aexec.actor import Deferred, Exit, handles
 from aexec.engine.admission import RequestLimits, make_request
 from aexec.engine.calls import (
     Abort,
+    Expire,
     Generate,
     GetStatistics,
     Hold,
+    MaskReady,
     Release,
+    ResetPrefixCache,
     RunStep,
     StepEnded,
     StepFailed,
     StepLaunched,
 )
+from aexec.engine.constraining import ConstrainedRequests
+from aexec.engine.events import EngineEvent
+from aexec.engine.holds import Holds
+from aexec.engine.inflight import Flight, FlightState, InFlight
+from aexec.engine.live import Delta, LiveStreams
+from aexec.engine.masks import StepMasks
+from aexec.engine.outcomes import StepOutcomes
+from aexec.engine.overlap import NORMAL_LOOP, StepLoop, share
 from aexec.engine.request import Request, RequestStatus
-from aexec.engine.scheduler import RequestUpdate, Scheduler, SchedulerStatistics
-from aexec.engine.stream import TokenStream
-from aexec.engine.text import RequestText, TextDelta, Tokenizer
-from aexec.errors import AexecError, InvalidRequest, ProtocolError, RequestAborted, RequestFailed, StepStateError
+from aexec.engine.samples import samples_of
+from aexec.engine.scheduler import Scheduler
+from aexec.engine.statistics import EngineStatistics
+from aexec.engine.text import Tokenizer
+from aexec.errors import AexecError, InvalidRequest, RequestAborted, RequestTimeout, StepStateError
 from aexec.executor.base import Executor
-from aexec.messages.batch import ModelRunnerOutput, SchedulerOutput
-from aexec.messages.operations import PauseMode
-from aexec.messages.request import TokenLogprobs
 from aexec.messages.step import ExecuteModel, StepId, StepResult
+from aexec.observe.hub import EventHub
 
 __all__ = ("EngineDriver",)
 
 
-@dataclass(slots=True)
-class _Live:
-    """A request that somebody waits for."""
-
-    stream: TokenStream
-    text: RequestText
-    wants_prompt_logprobs: bool
-
-    def take_prompt_logprobs(self, request: Request) -> tuple[TokenLogprobs | None, ...]:
-        """Of the whole prompt, once: with the request's first token."""
-        self.wants_prompt_logprobs = False
-        return (None, *request.prompt_logprobs)
-
-
-class _Delta(NamedTuple):
-    """What one request's reader gets from one step."""
-
-    live: _Live
-    update: RequestUpdate
-    text: TextDelta
-
-
-class EngineDriver(Actor):
+class EngineDriver(ConstrainedRequests):
     """Runs requests on one executor.
 
     Args:
@@ -71,7 +59,12 @@ class EngineDriver(Actor):
         scheduler: Decides them; the driver is its only user.
         limits: What a request has to satisfy.
         tokenizer: Turns tokens into text; None: there is no text.
+        masks: Makes the bitmasks of requests that have a grammar.
+        loop: How steps follow each other.
         last_step: The last step that the executor has seen; ids go on from there.
+        recovery_timeout: Seconds that a request which has not begun waits for workers that are
+            being rebuilt; None: no limit.
+        events: Told of workers that are lost and rebuilt.
         is_guest: The executor outlives the driver: leave nothing unfinished in it.
     """
 
@@ -82,25 +75,43 @@ class EngineDriver(Actor):
         limits: RequestLimits,
         tokenizer: Tokenizer | None,
         *,
+        masks: StepMasks | None = None,
+        loop: StepLoop = NORMAL_LOOP,
         last_step: int = 0,
+        recovery_timeout: float | None = None,
+        events: EventHub[EngineEvent] | None = None,
         is_guest: bool = False,
     ) -> None:
-        self._executor, self._scheduler, self._is_guest = executor, scheduler, is_guest
-        self._limits, self._tokenizer = limits, tokenizer
-        self._live: dict[str, _Live] = {}
+        super().__init__(
+            executor,
+            scheduler,
+            InFlight(loop.depth, time.monotonic),
+            LiveStreams(scheduler, tokenizer),
+            masks=masks,
+            recovery_timeout=recovery_timeout,
+            events=events or EventHub(),
+        )
+        self._is_guest = is_guest
+        self._limits, self._has_text = limits, tokenizer is not None
+        self._loop = loop
         self._step = StepId(last_step)
-        self._batch: SchedulerOutput | None = None  # in flight
         self._is_woken = False
-        self._holds: dict[str, PauseMode] = {}  # by reason
+        self._holds = Holds()
+        self._outcomes = StepOutcomes(scheduler, self._streams, self._masks, self._outages, self._fail)
         self._holders: list[Deferred[None]] = []  # told when no step is in flight
+
+    async def on_start(self) -> None:
+        """Say how steps follow each other."""
+        is_on, why = self._loop.async_scheduling
+        self.context.log.info("async scheduling", is_on=is_on, reason=why, depth=self._loop.depth)
+        await super().on_start()
 
     async def on_stop(self, reason: Exit) -> None:
         """End all streams: nobody will fill them any longer."""
-        for request_id, live in list(self._live.items()):
-            self._end(request_id, RequestStatus.FINISHED_ABORTED)
+        for request_id in self._streams.request_ids:
             error = RequestAborted(f"request {request_id} was aborted: the engine ended ({reason.reason})")
             error.__cause__ = reason.error
-            live.stream.fail(error)
+            self._streams.fail((request_id,), error, RequestStatus.FINISHED_ABORTED)
         if self._is_guest:
             with contextlib.suppress(AexecError):
                 await self._leave_executor()
@@ -114,42 +125,77 @@ class EngineDriver(Actor):
         Raises:
             InvalidRequest: The model cannot run it.
             QueueFull: Too many wait.
+            EngineRecovering: Too many wait for the workers.
+            EngineDraining: Nothing new is taken.
+            AexecError: The workers, or their weights, are gone for good.
         """
-        if message.stream.is_abandoned:
+        if message.streams[0].is_abandoned:
             return
-        if message.sampling.stop and self._tokenizer is None:
+        self._check_open(message.request_id)
+        if message.sampling.stop and not self._has_text:
             raise InvalidRequest("stop texts need a tokenizer, and this model has none: use stop_token_ids")
-        request = make_request(message.request_id, message.prompt, message.sampling, self._limits)
-        self._scheduler.add(request)
-        self._live[request.request_id] = self._follow(request, message.stream)
+        if message.sampling.structured is not None:
+            self._masks.check(message.sampling.structured)
+        request = make_request(message.request_id, message.prompt, message.sampling, self._limits, message.options)
+        samples = samples_of(request)
+        self._outages.add(*samples)
+        for sample, stream in zip(samples, message.streams, strict=True):
+            self._streams.follow(sample, stream, self._limit_time(sample, message.options.timeout))
+            self._limit_wait(sample.request_id)
+            if sample.structured is not None:
+                self._compile(sample)
         self._wake()
+
+    @handles(Expire, lane="urgent")
+    def expire(self, message: Expire) -> None:
+        """A request has taken as long as it may."""
+        request = message.request
+        if not request.is_finished:
+            error = RequestTimeout(request.request_id, message.seconds, request.num_output_tokens, request.status.value)
+            self._streams.fail((request.request_id,), error, RequestStatus.FINISHED_ABORTED)
+
+    def _limit_time(self, request: Request, seconds: float | None) -> Callable[[], None] | None:
+        """End a request after ``seconds``; returns what calls this off."""
+        if seconds is None:
+            return None
+        return self.context.after(seconds, Expire(request, seconds)).cancel
 
     @handles(Abort, lane="urgent")
     def abort(self, message: Abort) -> bool:
         """End a request and free its blocks; its stream says ``abort``."""
-        live = self._live.get(message.request_id)
-        if live is None or message.stream not in (None, live.stream):
-            return False
-        self._end(message.request_id, RequestStatus.FINISHED_ABORTED)
-        live.stream.put(live.text.flush())
-        live.stream.finish("abort")
-        return True
+        return self._streams.abort(message.request_id, message.stream)
+
+    @handles(ResetPrefixCache)
+    def reset_prefix_cache(self, message: ResetPrefixCache) -> bool:
+        """Share nothing that is stored now."""
+        del message
+        return self._scheduler.reset_prefix_cache()
 
     @handles(GetStatistics)
-    def statistics(self, message: GetStatistics) -> SchedulerStatistics:
+    def statistics(self, message: GetStatistics) -> EngineStatistics:
         """The engine in numbers."""
         del message
-        return self._scheduler.statistics()
+        return EngineStatistics(
+            scheduler=self._scheduler.statistics(),
+            steps=self._in_flight.statistics(),
+            recovery=self._outages.statistics(),
+            grammars=self._masks.statistics(),
+            connector=self.connector_statistics(),
+            num_streams=len(self._streams),
+            async_scheduling=self._loop.async_scheduling,
+            held_by=self._holds.reasons,
+            is_draining=self._is_draining,
+        )
 
     # ------------------------------------------------------------ holds
 
     @handles(Hold)
     def hold(self, message: Hold) -> Deferred[None]:
         """Launch no step; answered when none is in flight."""
-        self._holds[message.reason] = message.mode
+        self._holds.add(message.reason, message.mode)
         if message.mode == "abort":
-            for request_id in list(self._live):
-                self.abort(Abort(request_id=request_id))
+            for request_id in self._streams.request_ids:
+                self._streams.abort(request_id)
         reply: Deferred[None] = self.context.defer(message)
         self._holders.append(reply)
         self._answer_holders()
@@ -158,167 +204,144 @@ class EngineDriver(Actor):
     @handles(Release)
     def release(self, message: Release) -> None:
         """Launch steps again, if nothing else holds them."""
-        self._holds.pop(message.reason, None)
+        self._holds.remove(message.reason)
         if message.recompute:
             self._scheduler.preempt_all()
         self._wake()
 
     @property
     def _is_held(self) -> bool:
-        """True when nothing is to be launched: under ``finish`` only once nothing runs any longer."""
-        return any(mode != "finish" or not self._scheduler.is_running for mode in self._holds.values())
+        return self._holds.hold_launches(is_running=self._scheduler.is_running)
 
     def _answer_holders(self) -> None:
-        if self._batch is None and (self._is_held or not self._holds):
+        if not self._in_flight and (self._is_held or not self._holds):
             holders, self._holders = self._holders, []
             for reply in holders:
                 reply.resolve(None)
+
+    def _after_loss(self) -> None:
+        self._wake()
+        self._answer_holders()
 
     # ------------------------------------------------------------ the step loop
 
     @handles(RunStep)
     def run_step(self, message: RunStep) -> None:
-        """Begin a step, unless one is in flight."""
+        """There is something to run: launch what there is room for."""
         del message
         self._is_woken = False
-        if self._batch is None:
-            self._launch()
+        self._fill()
 
     @handles(StepLaunched)
     def step_launched(self, message: StepLaunched) -> None:
-        """Have the step sampled, if it was not run whole."""
+        """Have the step sampled, if it was not run whole, and launch the next one behind it."""
         if isinstance(message.reply, StepResult):
-            self.step_ended(StepEnded(message.step, message.reply.output))
+            self._settle(message.step, message.reply.output)
             return
-        self.context.pipe_to_self(
-            self._executor.sample_tokens(message.step),
-            lambda result: StepEnded(message.step, result.output),
-            lambda error: StepFailed(message.step, error),
-        )
+        self._in_flight.launched(message.step)
+        self._advance()
+
+    @handles(MaskReady)
+    def mask_ready(self, message: MaskReady) -> None:
+        """Have the step sampled under its bitmask; without one its constrained requests cannot go on."""
+        self._take_masks(message)
+        self._advance()
 
     @handles(StepEnded)
     def step_ended(self, message: StepEnded) -> None:
         """Take the tokens, launch the next step, then hand the tokens out while it runs."""
-        batch, self._batch = self._batch, None
-        try:
-            deltas = self._take(batch, message.output)
-        except Exception as error:  # noqa: BLE001  # whatever it is, no stream may hang
-            self._fail_all(error)
-            self._answer_holders()
-            return
-        self._launch()
-        for delta in deltas:
-            self._hand_out(delta)
+        self._settle(message.step, message.output)
 
     @handles(StepFailed)
     def step_failed(self, message: StepFailed) -> None:
-        """End all streams with the executor's error."""
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            self._scheduler.lose(batch)
-        self._fail_all(message.error)
-        self._answer_holders()
+        """End what the executor's error ends, which is nothing if the workers are being rebuilt."""
+        if not (self._in_flight.knows(message.step) and self._is_explained(message)):
+            self._settle(message.step, None, message.error)
 
     def _wake(self) -> None:
         """Run a step soon: after the requests that are in the mailbox by now, so that they share it."""
-        if self._batch is None and not self._is_woken:
+        if self._in_flight.num_free and not self._is_woken:
             self._is_woken = True
             self.context.after(0.0, RunStep())
 
-    def _launch(self) -> None:
-        if self._is_held or not self._scheduler.has_work:
-            self._answer_holders()
-            return
+    def _settle(self, step: StepId, output: object, error: Exception | None = None) -> None:
+        """A step has ended: what it brought first decides the next step, and goes to the readers then."""
+        deltas: list[Delta] = []
+        for flight in self._in_flight.land(step, output, error):
+            deltas += self._outcomes.take(flight)
+        self._advance()
+        for delta in deltas:
+            self._streams.hand_out(delta)
+
+    def _fill(self) -> None:
+        """Launch steps until the pipeline is full or there is nothing to run."""
+        while self._loop.may_launch(self._in_flight) and self._launch():
+            pass
+        if not self._in_flight:
+            self._in_flight.rest()
+        self._answer_holders()
+
+    def _launch(self) -> bool:
+        """Launch one step; False: there is none to launch now."""
+        if self._is_held or not self._scheduler.has_work or not self._outages.is_ready():
+            return False
         try:
-            self._batch = batch = self._scheduler.schedule(admits=not self._holds)
+            batch = self._outages.schedule(admits=not self._holds, max_num_requests=self._share())
         except Exception as error:  # noqa: BLE001  # a fault of ours; no stream may hang for it
-            self._fail_all(error)
-            return
+            self._fail(self._streams.request_ids, error)
+            return False
+        if not batch.num_scheduled_tokens and (self._in_flight or not batch.finished_request_ids):
+            self._scheduler.lose(batch)  # nothing to run before a step lands or a request is ready
+            return False
         self._step = step = StepId(self._step + 1)
+        self._in_flight.take_off(step, batch, self._masks.constrained(self._scheduler.sampled(batch)))
         self.context.pipe_to_self(
             self._executor.execute_model(ExecuteModel(step, batch, batch.total_num_scheduled_tokens)),
             lambda reply: StepLaunched(step, reply),
             lambda error: StepFailed(step, error),
         )
+        self._ask_for_masks()
+        return True
+
+    def _share(self) -> int | None:
+        """Requests of the next batch at most, where several stages want some each."""
+        if self._loop.depth == 1 or self._loop.overlaps:
+            return None
+        return share(self._scheduler.demand(), depth=self._loop.depth, num_free=self._in_flight.num_free)
+
+    def _advance(self) -> None:
+        """Whose turn it is: bitmasks first, then samplings, then the steps behind them."""
+        self._ask_for_masks()
+        for flight in self._in_flight.due_samples():
+            self._sample(flight)
+        self._fill()
+
+    def _sample(self, flight: Flight) -> None:
+        step = flight.step
+        self.context.pipe_to_self(
+            self._executor.sample_tokens(step, flight.mask),
+            lambda result: StepEnded(step, result.output),
+            lambda error: StepFailed(step, error),
+        )
 
     async def _leave_executor(self) -> None:
         """No step waits for its sampling and no request is remembered: whoever comes next starts afresh."""
-        if self._batch is not None:
-            with contextlib.suppress(StepStateError):  # it had not begun, or was sampled by now
-                await self._executor.sample_tokens(self._step)
+        for flight in self._in_flight.flights:
+            if flight.state is not FlightState.LANDED:
+                with contextlib.suppress(StepStateError):  # it had not begun, or was sampled by now
+                    await self._executor.sample_tokens(flight.step)
         farewell = self._scheduler.farewell()
         if farewell.finished_request_ids:
             await self._executor.execute_model(ExecuteModel(StepId(self._step + 1), farewell, 0))
 
-    # ------------------------------------------------------------ from outputs to streams
-
-    def _take(self, batch: SchedulerOutput | None, output: object) -> list[_Delta]:
-        if batch is None or not isinstance(output, ModelRunnerOutput):
-            raise ProtocolError(
-                f"the output rank answered step {self._step} with {type(output).__name__}: expected a "
-                "ModelRunnerOutput; AsyncLLM needs a worker class that runs a model runner"
-            )
-        updates = self._scheduler.update(batch, output)
-        deltas = [self._read(update) for update in updates]
-        for delta in deltas:
-            if delta.live.stream.is_abandoned:  # and the mailbox had no room for its Abort
-                self.abort(Abort(request_id=delta.update.request.request_id, stream=delta.live.stream))
-        return deltas
-
-    def _read(self, update: RequestUpdate) -> _Delta:
-        """Turn new tokens into text, and end the request at a stop text."""
-        live = self._live[update.request.request_id]
-        text = live.text.feed(update.token_ids)
-        if text.stop is not None and not update.request.is_finished:
-            self._scheduler.finish(update.request.request_id, RequestStatus.FINISHED_STOPPED)
-        return _Delta(live, update, text)
-
-    def _hand_out(self, delta: _Delta) -> None:
-        live, (request, token_ids, logprobs, error), (text, stop) = delta
-        prompt_logprobs = live.take_prompt_logprobs(request) if live.wants_prompt_logprobs else None
-        if not request.is_finished:
-            live.stream.put(text, token_ids, logprobs, prompt_logprobs)
-            return
-        self._live.pop(request.request_id, None)
-        if error is not None:
-            live.stream.fail(RequestFailed(f"request {request.request_id} failed: {error}"))
-            return
-        live.stream.put(text + live.text.flush(), token_ids, logprobs, prompt_logprobs)
-        if stop is not None:
-            live.stream.finish("stop", stop)
-        elif request.finish_reason is not None:
-            live.stream.finish(request.finish_reason, request.stop_reason)
-
-    def _follow(self, request: Request, stream: TokenStream) -> _Live:
-        sampling, decoder = request.sampling, None
-        if self._tokenizer is not None:
-            decoder = self._tokenizer.decoder(request.token_ids, skip_special_tokens=sampling.skip_special_tokens)
-        text = RequestText(decoder, sampling.stop, sampling.min_tokens)
-        return _Live(stream, text, sampling.prompt_logprobs is not None)
-
-    def _end(self, request_id: str, status: RequestStatus) -> None:
-        self._scheduler.finish(request_id, status)
-        del self._live[request_id]
-
-    def _fail_all(self, error: Exception) -> None:
-        self.context.log.error("a step failed, and with it all requests", step=self._step, error=str(error))
-        for request_id, live in list(self._live.items()):
-            self._end(request_id, RequestStatus.FINISHED_FAILED)
-            live.stream.fail(_again(error))
+    def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
+        ids = list(request_ids)
+        self.context.log.error("a step failed", step=self._step, num_requests=len(ids), error=str(error))
+        self._streams.fail(ids, error)
 
     def __repr__(self) -> str:
         """As in ``<EngineDriver: step 12 in flight, <Scheduler: 3 running, ...>>``."""
-        state = (
-            "in flight" if self._batch is not None else f"held by {', '.join(self._holds)}" if self._holds else "idle"
-        )
+        state = f"held by {', '.join(self._holds.reasons)}" if self._holds else "idle"
+        if self._in_flight:
+            state = "in flight" if len(self._in_flight) == 1 else f"the last of {len(self._in_flight)} in flight"
         return f"<EngineDriver: step {self._step} {state}, {self._scheduler!r}>"
-
-
-def _again(error: Exception) -> Exception:
-    """The same error for one more reader: raising one object in many tasks mixes their tracebacks."""
-    try:
-        raised = copy.copy(error)
-    except Exception:  # noqa: BLE001  # it cannot be copied, as its arguments do not fit its constructor
-        return error
-    raised.__cause__, raised.__notes__ = error.__cause__, list(getattr(error, "__notes__", ()))
-    return raised

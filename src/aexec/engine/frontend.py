@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from anyio import fail_after
+
 from aexec.actor import ActorSystem, Ref
-from aexec.config import SchedulerConfig
+from aexec.config import CacheConfig, SchedulerConfig, StructuredOutputConfig
 from aexec.engine.admission import RequestLimits
 from aexec.engine.assembly import ModelText
 from aexec.engine.blocks import BlockPool
-from aexec.engine.calls import Abort, Generate, GetStatistics
+from aexec.engine.calls import Abort, Generate, GetStatistics, Hold
+from aexec.engine.connector.attach import make_connector
+from aexec.engine.connector.calls import FlushConnector
 from aexec.engine.driver import EngineDriver
+from aexec.engine.events import EngineEvent
 from aexec.engine.generation import prompt_token_ids
-from aexec.engine.scheduler import Scheduler, SchedulerStatistics
+from aexec.engine.grammar.manager import GrammarManager
+from aexec.engine.overlap import AsyncScheduling, StepLoop, choose_loop, num_stages
+from aexec.engine.samples import sample_id
+from aexec.engine.scheduler import Scheduler
+from aexec.engine.statistics import EngineStatistics
 from aexec.engine.stream import TokenStream
 from aexec.engine.text import Tokenizer
-from aexec.errors import MailboxFull
+from aexec.errors import AexecError, MailboxFull
 from aexec.executor.base import Executor
 from aexec.messages.lifecycle import ModelInfo
-from aexec.messages.request import SamplingParams
+from aexec.messages.request import RequestOptions, SamplingParams
+from aexec.observe import get_logger
+from aexec.observe.hub import EventHub
 
 __all__ = ("Frontend", "start_driver")
 
 _HEALTH_SECONDS = 10.0
+_SETTLE_SECONDS = 1.0
 _CONTROL_ROOM = 64  # messages that the driver's mailbox holds beside one for each request
 
 
@@ -39,6 +51,8 @@ class Frontend:
         system: The actor's system.
         tokenizer: None: token ids only.
         model_info: Facts about the loaded model.
+        events: What happens to the engine.
+        async_scheduling: Whether steps overlap, and why.
     """
 
     executor: Executor
@@ -46,14 +60,24 @@ class Frontend:
     system: ActorSystem
     tokenizer: Tokenizer | None
     model_info: ModelInfo
+    events: EventHub[EngineEvent]
+    async_scheduling: AsyncScheduling
 
     async def encode(self, prompt: object) -> tuple[object, ...]:
         """Token ids of a prompt; see :func:`prompt_token_ids`."""
         return await prompt_token_ids(prompt, self.tokenizer)
 
-    async def submit(self, prompt: tuple[object, ...], sampling: SamplingParams, stream: TokenStream) -> None:
-        """Queue a request whose tokens go to ``stream``."""
-        message = Generate(request_id=stream.request_id, prompt=prompt, sampling=sampling, stream=stream)
+    async def submit(
+        self,
+        prompt: tuple[object, ...],
+        sampling: SamplingParams,
+        options: RequestOptions,
+        streams: tuple[TokenStream, ...],
+    ) -> None:
+        """Queue a request; the tokens of each sample go to a stream."""
+        message = Generate(
+            request_id=streams[0].request_id, prompt=prompt, sampling=sampling, options=options, streams=streams
+        )
         await self.driver.ask(message, timeout=None)
 
     def leave(self, stream: TokenStream) -> None:
@@ -61,7 +85,7 @@ class Frontend:
         stream.is_abandoned = True
         if self.driver.is_alive:
             with contextlib.suppress(MailboxFull):  # then the driver sees it at the request's next token
-                self.driver.tell_nowait(Abort(request_id=stream.request_id, stream=stream))
+                self.driver.tell_nowait(Abort(request_id=sample_id(stream.request_id, stream.index), stream=stream))
 
     def leave_threadsafe(self, stream: TokenStream) -> None:
         """The same, from any thread and in the middle of anything: for finalizers."""
@@ -71,9 +95,23 @@ class Frontend:
         """End a request by its id."""
         return await self.driver.ask(Abort(request_id=request_id))
 
-    async def statistics(self) -> SchedulerStatistics:
+    async def statistics(self) -> EngineStatistics:
         """The engine in numbers."""
         return await self.driver.ask(GetStatistics())
+
+    async def settle(self) -> None:
+        """Let the driver see what it was told, so that a stream which was left just now is no dead letter."""
+        with contextlib.suppress(AexecError):
+            await self.driver.ask(GetStatistics(), timeout=_SETTLE_SECONDS)
+
+    async def flush(self, timeout: float) -> None:
+        """Launch no more steps, and have the KV connector keep what the cache holds; whatever fails, this ends."""
+        try:
+            with fail_after(timeout):
+                await self.driver.ask(Hold(reason="closing"), timeout=timeout)
+                await self.driver.ask(FlushConnector(), timeout=timeout)
+        except (AexecError, TimeoutError) as error:
+            get_logger("aexec.engine").warning("the KV cache was not flushed, or not all of it", error=str(error))
 
 
 async def start_driver(
@@ -81,6 +119,8 @@ async def start_driver(
     executor: Executor,
     text: ModelText,
     config: SchedulerConfig,
+    cache: CacheConfig,
+    structured: StructuredOutputConfig,
     *,
     max_logprobs: int,
     draw_seed: Callable[[], int],
@@ -93,6 +133,8 @@ async def start_driver(
         executor: An open executor whose workers hold a model.
         text: The model's text side.
         config: Limits of a step and of the queue.
+        cache: Whether prefixes are shared.
+        structured: Limits of grammars.
         max_logprobs: Most log-probabilities per position.
         draw_seed: Gives a seed to requests that bring none.
         is_guest: The executor outlives the driver.
@@ -101,17 +143,22 @@ async def start_driver(
     info = infos[executor.output_rank]
     # All ranks hold the same blocks: what the least of them holds.
     blocks = BlockPool(min(each.num_blocks for each in infos), info.block_size)
-    limits = RequestLimits(
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        num_token_slots=blocks.num_token_slots,
-        max_logprobs=max_logprobs,
-        eos_token_ids=tuple(token_id for token_id in text.eos_token_ids if token_id < info.vocab_size),
+    limits = _limits(info, text, blocks.num_token_slots, max_logprobs)
+    loop = _loop_for(executor, infos, config)
+    scheduler = Scheduler(
+        config,
+        blocks,
+        draw_seed,
+        prefix_caching=cache.prefix_caching,
+        connector=make_connector(cache),
+        overlaps=loop.overlaps,
     )
+    grammars = await _start_grammars(stack, structured, text, limits, scheduler)
     system = ActorSystem(name="engine")
     await system.open()
     stack.push_async_callback(system.aclose)
-    scheduler = Scheduler(config, blocks, draw_seed)
+    events = EventHub[EngineEvent]()
+    stack.callback(events.close)
     mailbox = config.max_num_seqs + config.max_num_waiting + _CONTROL_ROOM
     spawner = system.using(name="driver", mailbox=mailbox)
     driver = await spawner.spawn(
@@ -120,10 +167,56 @@ async def start_driver(
         scheduler,
         limits,
         text.tokenizer,
+        masks=grammars,
+        loop=loop,
         last_step=await _last_step(executor),
+        recovery_timeout=config.recovery_timeout,
+        events=events,
         is_guest=is_guest,
     )
-    return Frontend(executor, driver, system, text.tokenizer, info)
+    frontend = Frontend(executor, driver, system, text.tokenizer, info, events, loop.async_scheduling)
+    stack.push_async_callback(frontend.settle)
+    if scheduler.connector is not None and scheduler.connector.flush_timeout:
+        stack.push_async_callback(frontend.flush, scheduler.connector.flush_timeout)
+    return frontend
+
+
+def _loop_for(executor: Executor, infos: Sequence[ModelInfo], config: SchedulerConfig) -> StepLoop:
+    return choose_loop(
+        config.async_scheduling,
+        stages=num_stages(executor.world_size, executor.output_rank),
+        resolves_placeholders=all(each.resolves_placeholders for each in infos),
+    )
+
+
+def _limits(info: ModelInfo, text: ModelText, num_token_slots: int, max_logprobs: int) -> RequestLimits:
+    return RequestLimits(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        num_token_slots=num_token_slots,
+        max_logprobs=max_logprobs,
+        eos_token_ids=tuple(token_id for token_id in text.eos_token_ids if token_id < info.vocab_size),
+    )
+
+
+async def _start_grammars(
+    stack: AsyncExitStack,
+    config: StructuredOutputConfig,
+    text: ModelText,
+    limits: RequestLimits,
+    scheduler: Scheduler,
+) -> GrammarManager:
+    grammars = GrammarManager(
+        config,
+        text.tokenizer,
+        vocab_size=limits.vocab_size,
+        end_token_ids=limits.eos_token_ids,
+        find=scheduler.get,
+        finish=scheduler.finish,
+    )
+    stack.push_async_callback(grammars.aclose)
+    await grammars.preload()
+    return grammars
 
 
 async def _last_step(executor: Executor) -> int:

@@ -8,22 +8,29 @@ from typing import Any, Protocol, Self
 
 from anyio import to_thread
 
-from aexec.engine.stream import TokenStream
+from aexec.engine.stream import SampleStreams, TokenStream
 from aexec.engine.text import Tokenizer
 from aexec.errors import InvalidRequest
-from aexec.messages.request import SamplingParams, TokenChunk
+from aexec.messages.request import RequestOptions, SamplingParams, TokenChunk
 
 __all__ = ("Generation", "Submit", "prompt_token_ids")
 
 _NOT_TOKENS: tuple[type, ...] = (bytes, Mapping)  # which can be iterated over, and mean something else
+_NO_OPTIONS = RequestOptions()
 _LONG_TEXT = 4096  # characters above which a text is turned into tokens on a thread
 
 
 class Submit(Protocol):
     """How a generation reaches the driver."""
 
-    async def submit(self, prompt: tuple[object, ...], sampling: SamplingParams, stream: TokenStream) -> None:
-        """Queue the request."""
+    async def submit(
+        self,
+        prompt: tuple[object, ...],
+        sampling: SamplingParams,
+        options: RequestOptions,
+        streams: tuple[TokenStream, ...],
+    ) -> None:
+        """Queue the request, of which each sample has a stream."""
         ...
 
     async def encode(self, prompt: object) -> tuple[object, ...]:
@@ -40,7 +47,7 @@ class Submit(Protocol):
 
 
 class Generation(AsyncIterator[TokenChunk]):
-    """The chunks of one request, as they come.
+    """The chunks of one request, as they come; of several samples, each chunk says of which it is.
 
     The request begins with the first ``anext``, and ends when the iterator is left: at
     its end, by ``break``, by a cancellation, by ``aclose()``, or when nobody holds it.
@@ -49,11 +56,23 @@ class Generation(AsyncIterator[TokenChunk]):
         request_id: Its id.
     """
 
-    def __init__(self, driver: Submit, request_id: str, prompt: object, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        driver: Submit,
+        request_id: str,
+        prompt: object,
+        sampling: SamplingParams,
+        options: RequestOptions = _NO_OPTIONS,
+    ) -> None:
         self.request_id = request_id
-        self._driver, self._prompt, self._sampling = driver, prompt, sampling
-        self._stream: TokenStream | None = None
-        self._is_over = False
+        self._driver, self._prompt, self._sampling, self._options = driver, prompt, sampling, options
+        self._stream: TokenStream | SampleStreams | None = None
+        self._is_over = self._is_patient = False
+
+    def merged(self) -> Self:
+        """Itself, before it begins: what comes is kept back to the end, which spares a wake-up for each token."""
+        self._is_patient = True
+        return self
 
     async def __anext__(self) -> TokenChunk:
         """The next chunk; all that has come up to now, if several did.
@@ -61,7 +80,10 @@ class Generation(AsyncIterator[TokenChunk]):
         Raises:
             InvalidRequest: At the first chunk: the request cannot be run.
             QueueFull: At the first chunk: too many requests wait.
+            EngineRecovering: It came while the workers were being rebuilt, and may not wait for them any longer.
+            EngineDraining: At the first chunk: nothing new is taken.
             RequestFailed: The model could not go on with it.
+            RequestTimeout: It took longer than its timeout.
             RequestAborted: The engine was closed.
             AexecError: What ended the executor.
         """
@@ -73,7 +95,7 @@ class Generation(AsyncIterator[TokenChunk]):
         except BaseException:
             self._leave()
             raise
-        self._is_over = chunk.finish_reason is not None
+        self._is_over = stream.is_taken
         return chunk
 
     async def aclose(self) -> None:
@@ -88,23 +110,29 @@ class Generation(AsyncIterator[TokenChunk]):
         """Leave."""
         self._leave()
 
-    async def _begin(self) -> TokenStream:
+    async def _begin(self) -> TokenStream | SampleStreams:
         prompt = await self._driver.encode(self._prompt)
-        self._stream = stream = TokenStream(self.request_id, len(prompt))
-        await self._driver.submit(prompt, self._sampling, stream)
+        streams = tuple(TokenStream(self.request_id, len(prompt), index) for index in range(self._sampling.n))
+        for each in streams:
+            each.is_patient = self._is_patient
+        self._stream = stream = streams[0] if len(streams) == 1 else SampleStreams(streams)
+        await self._driver.submit(prompt, self._sampling, self._options, streams)
         return stream
 
     def _leave(self) -> None:
         if not self._is_over:
             self._is_over = True
             if self._stream is not None and not self._stream.is_ended:
-                self._driver.leave(self._stream)
+                for stream in self._stream.streams:
+                    if not stream.is_ended:
+                        self._driver.leave(stream)
 
     def __del__(self) -> None:
         """Whoever drops it (``break`` does) leaves it."""
         if not self._is_over and self._stream is not None and not self._stream.is_ended:
             with contextlib.suppress(RuntimeError):  # its loop has ended, and the engine with it
-                self._driver.leave_threadsafe(self._stream)
+                for stream in self._stream.streams:
+                    self._driver.leave_threadsafe(stream)
 
     def __repr__(self) -> str:
         """As in ``<Generation a: running>``."""

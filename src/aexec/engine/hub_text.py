@@ -32,10 +32,17 @@ class HubTokenizer:
         tokens: The loaded tokenizer.
         special_tokens: Texts of special tokens by name, as ``bos_token``.
         chat_template: The model's, if it has one.
+        path: Where ``tokens`` was read from.
     """
 
-    def __init__(self, tokens: Tokens, special_tokens: Mapping[str, str], chat_template: ChatTemplate | None) -> None:
-        self._tokens, self._chat_template = tokens, chat_template
+    def __init__(
+        self,
+        tokens: Tokens,
+        special_tokens: Mapping[str, str],
+        chat_template: ChatTemplate | None,
+        path: Path | None = None,
+    ) -> None:
+        self._tokens, self._chat_template, self._path = tokens, chat_template, path
         self._bos_text = special_tokens.get("bos_token", "")
 
     @property
@@ -55,6 +62,10 @@ class HubTokenizer:
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> TokenDecoder:
         """A decoder of what follows ``prompt``."""
         return _HubDecoder(self._tokens, prompt, skip_special_tokens=skip_special_tokens)
+
+    def to_json(self) -> str:
+        """The text of its ``tokenizer.json``: of the file, as the library lets no other thread run while it writes."""
+        return self._tokens.to_str() if self._path is None else self._path.read_text(encoding="utf-8")
 
     def chat_prompt(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt of a conversation, by the model's own template.
@@ -123,7 +134,7 @@ def load_tokenizer(directory: Path) -> HubTokenizer | None:
     config = _read_json(directory / "tokenizer_config.json")
     special_tokens = _special_tokens(config)
     source = _chat_template(directory, config)
-    return HubTokenizer(tokens, special_tokens, ChatTemplate(source, special_tokens) if source else None)
+    return HubTokenizer(tokens, special_tokens, ChatTemplate(source, special_tokens) if source else None, path)
 
 
 def read_eos_token_ids(directory: Path) -> tuple[int, ...]:

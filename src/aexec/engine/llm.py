@@ -18,18 +18,28 @@ from typing import Any, ClassVar, Literal, Self, cast
 from anyio import to_thread
 
 from aexec.actor import ActorStatistics
-from aexec.config import CacheConfig, ExecutorConfig, ModelConfig, ParallelConfig, Restart, SchedulerConfig
+from aexec.config import (
+    CacheConfig,
+    ExecutorConfig,
+    KVConnectorConfig,
+    ModelConfig,
+    ParallelConfig,
+    Restart,
+    SchedulerConfig,
+    StructuredOutputConfig,
+)
 from aexec.engine.assembly import Assembly, ModelText, Progress
 from aexec.engine.completion import Completion, collect
 from aexec.engine.frontend import Frontend, start_driver
 from aexec.engine.generation import Generation
 from aexec.engine.operations import EngineOperations
-from aexec.engine.scheduler import SchedulerStatistics
+from aexec.engine.overlap import AsyncScheduling
+from aexec.engine.statistics import EngineStatistics
 from aexec.engine.text import Tokenizer
 from aexec.errors import ConfigError, ExecutorClosed, InvalidRequest
 from aexec.executor.base import Executor
 from aexec.messages.lifecycle import ModelInfo
-from aexec.messages.request import SamplingParams
+from aexec.messages.request import RequestOptions, SamplingParams
 
 __all__ = ("AsyncLLM",)
 
@@ -54,13 +64,22 @@ class AsyncLLM(EngineOperations):
         block_size: Token positions of a KV block.
         num_blocks: KV blocks; None takes what the memory holds.
         kv_cache_memory_bytes: Memory for the KV cache; None takes a share of what is free.
+        prefix_caching: Requests that begin alike share the KV of what they begin with.
+        kv_connector: Keeps KV that the cache has no room for, as ``Offload(bytes=...)`` does in
+            host memory and ``Offload(directory=...)`` in files.
         max_num_batched_tokens: The token budget of a step.
         max_num_seqs: Requests that run at a time.
         max_num_waiting: Requests that may wait; one more is turned away (``QueueFull``).
         max_logprobs: Most log-probabilities that a request may ask for.
         allow_untested: Load an architecture that the conformance test does not cover.
         seed: Seeds the draw of seeds for sampled requests that bring none.
-        on_failure: ``"fail"``, or ``Restart(...)``.
+        structured_output: Limits of what requests may ask for by ``SamplingParams.structured``.
+        on_failure: ``"fail"``: workers that are lost end all streams. ``Restart(...)``: they are
+            rebuilt, and streams go on where they were.
+        recovery_timeout: Seconds that a request waits which comes while the workers are being
+            rebuilt, before it ends with ``EngineRecovering``; None: for as long as that takes.
+        async_scheduling: Launch a step before the tokens of the last one are back, which hides the
+            engine's own time behind the model's; None: where that is possible.
         progress: Told ``(phase, done, total)`` while it opens, on the event loop.
 
     Raises:
@@ -82,22 +101,38 @@ class AsyncLLM(EngineOperations):
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
+        prefix_caching: bool = True,
+        kv_connector: KVConnectorConfig | None = None,
         max_num_batched_tokens: int = 512,
         max_num_seqs: int = 256,
         max_num_waiting: int = 4096,
         max_logprobs: int = 20,
         allow_untested: bool = False,
         seed: int | None = None,
+        structured_output: StructuredOutputConfig | None = None,
         on_failure: Literal["fail"] | Restart = "fail",
+        recovery_timeout: float | None = 60.0,
+        async_scheduling: bool | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.model = ModelConfig(
             model=model, dtype=dtype, device=device, max_model_len=max_model_len, allow_untested=allow_untested
         )
-        self.cache = CacheConfig(block_size=block_size, num_blocks=num_blocks, memory_bytes=kv_cache_memory_bytes)
-        self.scheduling = SchedulerConfig(
-            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting
+        self.cache = CacheConfig(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            memory_bytes=kv_cache_memory_bytes,
+            prefix_caching=prefix_caching,
+            connector=kv_connector,
         )
+        self.scheduling = SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_waiting=max_num_waiting,
+            recovery_timeout=recovery_timeout,
+            async_scheduling=async_scheduling,
+        )
+        self.structured_output = structured_output or StructuredOutputConfig()
         parallel = ParallelConfig(tensor_parallel_size, pipeline_parallel_size)
         self._given = _executor_or_config(executor, parallel, on_failure)
         self._max_logprobs, self._progress = max_logprobs, progress or _silent
@@ -143,7 +178,14 @@ class AsyncLLM(EngineOperations):
     # ------------------------------------------------------------ requests
 
     def generate(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
     ) -> Generation:
         """Run one request; iterate over what is returned, and leave it to abort the request.
 
@@ -151,6 +193,11 @@ class AsyncLLM(EngineOperations):
             prompt: Text, or token ids.
             sampling: How to sample; by default 16 tokens at temperature 1.
             request_id: An id of your own, for logs and :meth:`abort`.
+            priority: The lower, the earlier it is admitted, and the later it gives way when the
+                KV cache is full; equal ones go in order of arrival.
+            timeout: Seconds from its first chunk's ``anext`` to its end, waiting included; past
+                it the stream ends with ``RequestTimeout``. None: no limit.
+            cache_salt: Shares the prefix cache with requests of the same salt only.
 
         Returns:
             An async iterator of ``TokenChunk``; its first chunk raises ``InvalidRequest``
@@ -165,14 +212,25 @@ class AsyncLLM(EngineOperations):
             raise InvalidRequest(f"sampling is {sampling!r}: expected SamplingParams(...)")
         if request_id is None:
             request_id = f"request-{next(self._numbers)}"
-        return Generation(frontend, request_id, prompt, sampling or SamplingParams())
+        options = RequestOptions(priority=priority, timeout=timeout, cache_salt=cache_salt)
+        return Generation(frontend, request_id, prompt, sampling or SamplingParams(), options)
 
     async def complete(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
     ) -> Completion:
         """Run one request to its end; takes and raises what :meth:`generate` does."""
-        async with self.generate(prompt, sampling, request_id=request_id) as generation:
-            return await collect(generation)
+        generation = self.generate(
+            prompt, sampling, request_id=request_id, priority=priority, timeout=timeout, cache_salt=cache_salt
+        )
+        async with generation:
+            return await collect(generation.merged())
 
     async def abort(self, request_id: str) -> bool:
         """End a request by its id: its stream ends with the finish reason ``abort``.
@@ -206,6 +264,11 @@ class AsyncLLM(EngineOperations):
         return self._opened().executor
 
     @property
+    def async_scheduling(self) -> AsyncScheduling:
+        """Whether a step is launched before the tokens of the last one are back, and why."""
+        return self._opened().async_scheduling
+
+    @property
     def model_info(self) -> ModelInfo:
         """Facts about the loaded model."""
         return self._opened().model_info
@@ -222,8 +285,8 @@ class AsyncLLM(EngineOperations):
             raise InvalidRequest(f"model {self.model.model!r} has no tokenizer.json: it takes and gives token ids only")
         return tokenizer
 
-    async def statistics(self) -> SchedulerStatistics:
-        """Requests, steps and blocks in numbers, after all that was asked before."""
+    async def statistics(self) -> EngineStatistics:
+        """Requests, steps, blocks and crashes in numbers, after all that was asked before."""
         return await self._opened().statistics()
 
     def driver_statistics(self) -> ActorStatistics:
@@ -232,7 +295,10 @@ class AsyncLLM(EngineOperations):
 
     def __repr__(self) -> str:
         """As in ``<AsyncLLM 'smollm2': open on <...>>``."""
-        state = "closed" if self._frontend is None else f"open on {self._frontend.executor!r}"
+        frontend, state = self._frontend, "closed"
+        if frontend is not None:
+            is_on, why = frontend.async_scheduling
+            state = f"open on {frontend.executor!r}, async scheduling {'on' if is_on else 'off'}: {why}"
         return f"<{type(self).__name__} {self.model.model!r}: {state}>"
 
     # ------------------------------------------------------------ how it opens
@@ -252,6 +318,8 @@ class AsyncLLM(EngineOperations):
             executor,
             text,
             self.scheduling,
+            self.cache,
+            self.structured_output,
             max_logprobs=self._max_logprobs,
             draw_seed=self._draw_seed,
             is_guest=executor is self._given,

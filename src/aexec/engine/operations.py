@@ -1,8 +1,11 @@
-"""What may be done with an open engine beside generating: pause it, put it to sleep, give it new weights.
+"""What may be done with an open engine beside generating: pause it, drain it, put it to sleep, give it new weights.
 
 While the model is not whole no step is launched. Requests wait meanwhile, those that have begun
 too: they keep their tokens, and compute them again when the KV cache was lost, so that each
 goes on as if it had begun on the model as it is now.
+
+Workers that are lost are rebuilt with the model's own weights, awake. An operation that they were
+lost in has failed and is not repeated; its error says what they are like after.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ from typing import Any
 
 from anyio import to_thread
 
-from aexec.engine.calls import Hold, Release
+from aexec.engine.calls import Drain, HaveWeights, Hold, Release, ResetPrefixCache, TakeRequests
+from aexec.engine.events import EngineEvent
 from aexec.engine.frontend import Frontend
-from aexec.errors import AexecError, ConfigError, note
+from aexec.errors import AexecError, CallTimeout, ConfigError, note
 from aexec.executor.base import Executor
+from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.operations import NamedTensors, PauseMode, WeightsReport, pairs_of
+from aexec.observe.hub import EventStream
 
 __all__ = ("CHUNK_BYTES", "EngineOperations")
 
@@ -61,8 +67,45 @@ class EngineOperations(abc.ABC):
         await self._hold(_PAUSE, mode)
 
     async def resume(self) -> None:
-        """Go on after :meth:`pause`; nothing happens unless it is paused."""
+        """Go on after :meth:`pause`, and take requests again after :meth:`drain`; nothing happens otherwise."""
+        await self._opened().driver.ask(TakeRequests(), timeout=None)
         await self._release(_PAUSE)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Let no request use KV that is stored now, as after a change to the model that aexec does not know of.
+
+        Requests that run go on with theirs. New weights, sleep and lost workers do this by themselves.
+
+        Returns:
+            False: the engine has no prefix cache.
+        """
+        return await self._opened().driver.ask(ResetPrefixCache(), timeout=None)
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Take no new requests; returns when all that were taken have ended.
+
+        Those that come meanwhile end with ``EngineDraining``. Close it then, or :meth:`resume`.
+
+        Args:
+            timeout: Seconds; None: no limit.
+
+        Raises:
+            CallTimeout: Requests run still; they go on, and nothing new is taken.
+            ConfigError: ``timeout`` is no number of seconds.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise ConfigError(f"timeout of drain is {timeout!r}: expected seconds, or None for no limit")
+        frontend = self._opened()
+        try:
+            await frontend.driver.ask(Drain(), timeout=timeout)
+        except CallTimeout:
+            left = (await frontend.statistics()).num_streams
+            error = CallTimeout("drain", timeout or 0.0, started=True)
+            raise note(error, f"{left} request(s) run still; nothing new is taken until resume()") from None
+
+    def events(self) -> EventStream[EngineEvent]:
+        """What happens to the engine from now on, until it is closed; see ``engine.events``."""
+        return self._opened().events.listen()
 
     async def sleep(self, level: int = 1, timeout: float | None = None) -> list[Any]:
         """Give the model's memory back; requests wait until it is awake.
@@ -80,10 +123,16 @@ class EngineOperations(abc.ABC):
             ConfigError: There is no such level.
         """
         await self._hold(_SLEEP)
+        executor = self._opened().executor
+        generation = executor.generation
         try:
-            return await self._opened().executor.sleep(level, timeout)
-        except AexecError:
-            await self._release_if_ready()
+            return await executor.sleep(level, timeout)
+        except AexecError as error:
+            if _is_lost(executor, generation):
+                note(error, _AWAKE)
+                await self._release(_SLEEP, recompute=True)
+            else:
+                await self._release_if_ready()
             raise
 
     async def wake_up(self, tags: Collection[str] | None = None, timeout: float | None = None) -> list[Any]:
@@ -97,7 +146,15 @@ class EngineOperations(abc.ABC):
             A ``WakeReport`` of each rank.
         """
         tags = [tags] if isinstance(tags, str) else tags
-        reports = await self._opened().executor.wake_up(tags, timeout)
+        executor = self._opened().executor
+        generation = executor.generation
+        try:
+            reports = await executor.wake_up(tags, timeout)
+        except AexecError as error:
+            if _is_lost(executor, generation):
+                note(error, _AWAKE)
+                await self._release(_SLEEP, recompute=True)
+            raise
         await self._release_if_ready()
         return reports
 
@@ -123,17 +180,21 @@ class EngineOperations(abc.ABC):
                 says that the weights are what they were, they are mixed, and requests end with
                 ``ModelNotReady`` until an update or :meth:`load_weights` succeeds.
             ModelNotReady: The weights are asleep.
+            WorkerDied: A rank ended meanwhile: nothing is left of the update. Workers that are
+                rebuilt have the weights of the model's files.
         """
         executor = self._opened().executor
         async with self._held(_UPDATE):
-            await executor.collective_rpc("start_weight_update")
+            generation = executor.generation
             try:
+                await executor.collective_rpc("start_weight_update")
                 async for chunk in _chunks(weights, chunk_bytes):
                     await executor.collective_rpc("update_weights", (chunk,))
                 reports = await executor.collective_rpc("finish_weight_update", (), {"partial": partial})
             except Exception as error:
-                await _give_up(executor, error)
+                await self._give_up(executor, generation, error)
                 raise
+            await self._have_weights(generation, given=True)
         await self._release_if_ready()
         return _merged(reports)
 
@@ -147,8 +208,16 @@ class EngineOperations(abc.ABC):
             ConfigError: It holds another model; nothing was changed.
             ModelNotReady: The weights are asleep.
         """
+        executor = self._opened().executor
         async with self._held(_UPDATE):
-            reports = await self._opened().executor.collective_rpc("load_weights", (path,))
+            generation = executor.generation
+            try:
+                reports = await executor.collective_rpc("load_weights", (path,))
+            except AexecError as error:
+                if _is_lost(executor, generation):
+                    note(error, _FROM_FILES)
+                raise
+            await self._have_weights(generation, given=path is not None)
         await self._release_if_ready()
         return _merged(reports)
 
@@ -163,6 +232,21 @@ class EngineOperations(abc.ABC):
 
     async def _release(self, reason: str, *, recompute: bool = False) -> None:
         await self._opened().driver.ask(Release(reason=reason, recompute=recompute), timeout=None)
+
+    async def _have_weights(self, generation: int, *, given: bool) -> None:
+        await self._opened().driver.ask(HaveWeights(given, generation), timeout=None)
+
+    async def _give_up(self, executor: Executor, generation: int, error: Exception) -> None:
+        """Say in the error what an update that failed leaves behind."""
+        if _is_lost(executor, generation):
+            note(error, _FROM_FILES)
+            return
+        with contextlib.suppress(AexecError):
+            if all(await executor.collective_rpc("cancel_weight_update")):
+                note(error, _UNTOUCHED)
+            else:
+                note(error, _MIXED)
+                await self._have_weights(generation, given=True)
 
     async def _release_if_ready(self) -> None:
         """After a sleep: once all ranks have all of the model."""
@@ -179,13 +263,16 @@ class EngineOperations(abc.ABC):
             await self._release(reason, recompute=True)
 
 
-async def _give_up(executor: Executor, error: Exception) -> None:
-    """Say in the error what an update that failed leaves behind."""
-    with contextlib.suppress(AexecError):
-        untouched = await executor.collective_rpc("cancel_weight_update")
-        note(error, _UNTOUCHED if all(untouched) else _MIXED)
+def _is_lost(executor: Executor, generation: int) -> bool:
+    """The workers that were called are gone."""
+    return executor.state is not ExecutorState.READY or executor.generation != generation
 
 
+_AWAKE = "the workers are lost; those that are rebuilt are awake, with the weights of the model's files"
+_FROM_FILES = (
+    "the workers are lost, and the update with them; those that are rebuilt have the weights of the model's files: "
+    "call update_weights() with all of them once more, or load_weights()"
+)
 _UNTOUCHED = "the weights are what they were"
 _MIXED = "the weights are half updated and nothing runs: call update_weights() with all of them, or load_weights()"
 

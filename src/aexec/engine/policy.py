@@ -1,66 +1,88 @@
 """Who goes first, who gives way, and how much fits into one step.
 
-First come, first served: requests are admitted in order of arrival and never overtake;
-when blocks run out, the latest to arrive gives its own back. So the requests that run,
-followed by those that wait, are always in order of arrival.
+The more important first, and among equals first come, first served: requests are admitted in
+this order and none overtakes a ready one; when blocks run out, the least important to run, and
+of those the latest to arrive, gives its own back.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import bisect
+import itertools
 from collections.abc import Iterator
+from operator import attrgetter
 
-from aexec.engine.request import Request
+from aexec.engine.request import Request, RequestStatus
 from aexec.errors import QueueFull
 
-__all__ = ("FcfsQueue", "StepPlan", "decodes_first", "latest")
+__all__ = ("StepPlan", "WaitingQueue", "admit", "decodes_first", "least")
+
+_rank = attrgetter("rank")
 
 
-class FcfsQueue:
-    """Requests that wait, in order of arrival, at most ``limit`` of them.
+class WaitingQueue:
+    """Requests that wait, the more important first, at most ``limit`` of them.
 
-    Preempted requests come back to the front, and over the limit if need be: they were
-    admitted once.
+    Those that are not ready stand aside and hold up nobody. Preempted requests come back to
+    their place, and over the limit if need be: they were admitted once.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._ready: list[Request] = []  # by rank
+        self._aside: dict[str, Request] = {}
 
-    def push(self, request: Request) -> None:
-        """Queue a new request.
+    def check_room(self, request: Request, num_requests: int = 1) -> None:
+        """See whether so many new requests may wait.
 
         Raises:
-            QueueFull: As many wait as may wait.
+            QueueFull: They may not.
         """
-        if len(self._requests) >= self.limit:
+        if len(self) + num_requests > self.limit:
             raise QueueFull(request.request_id, self.limit)
-        self._requests[request.request_id] = request
 
-    def push_front(self, request: Request) -> None:
-        """Queue a preempted request before all that wait."""
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
+    def push(self, request: Request) -> None:
+        """Queue a request at its place, or aside."""
+        if request.is_ready:
+            bisect.insort_right(self._ready, request, key=_rank)
+        else:
+            self._aside[request.request_id] = request
 
-    def head(self) -> Request | None:
-        """The request that is admitted next."""
-        return next(iter(self._requests.values()), None)
+    def settle(self, request: Request) -> None:
+        """Take a request that stands aside to its place, if it is ready now."""
+        if request.is_ready and self._aside.pop(request.request_id, None) is not None:
+            self.push(request)
+
+    def head(self, request_id: str | None = None, *, has_begun: bool = False) -> Request | None:
+        """The request that is admitted next: of all, this one, or of those that ran before; None: none is ready."""
+        if request_id is not None:
+            return next((request for request in self._ready if request.request_id == request_id), None)
+        if has_begun:
+            return next((request for request in self._ready if request.status is RequestStatus.PREEMPTED), None)
+        return self._ready[0] if self._ready else None
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
-        del self._requests[request.request_id]
+        if self._aside.pop(request.request_id, None) is None:
+            del self._ready[self._ready.index(request, bisect.bisect_left(self._ready, request.rank, key=_rank))]
+
+    @property
+    def num_ready(self) -> int:
+        """How many wait for nothing but their turn."""
+        return len(self._ready)
 
     def __iter__(self) -> Iterator[Request]:
-        """In order of arrival."""
-        return iter(self._requests.values())
+        """By rank, then those that are not ready."""
+        return itertools.chain(self._ready, self._aside.values())
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._requests)
+        return len(self._ready) + len(self._aside)
 
     def __repr__(self) -> str:
-        """As in ``<FcfsQueue: 3/4096 waiting>``."""
-        return f"<FcfsQueue: {len(self._requests)}/{self.limit} waiting>"
+        """As in ``<WaitingQueue: 3/4096 waiting, 1 of them not ready>``."""
+        aside = f", {len(self._aside)} of them not ready" if self._aside else ""
+        return f"<WaitingQueue: {len(self)}/{self.limit} waiting{aside}>"
 
 
 class StepPlan:
@@ -68,15 +90,17 @@ class StepPlan:
 
     Attributes:
         budget: Tokens that still fit.
+        room: Requests that still fit.
         num_scheduled_tokens: Tokens to run, by request id, in batch order.
         new_block_ids: Blocks that the step adds, by request id.
         preempted: Some request had to give way.
     """
 
-    __slots__ = ("budget", "new_block_ids", "num_scheduled_tokens", "preempted")
+    __slots__ = ("budget", "new_block_ids", "num_scheduled_tokens", "preempted", "room")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, max_num_requests: int | None = None) -> None:
         self.budget = budget
+        self.room = budget if max_num_requests is None else max_num_requests  # each request runs a token at least
         self.num_scheduled_tokens: dict[str, int] = {}
         self.new_block_ids: dict[str, list[int]] = {}
         self.preempted = False
@@ -86,20 +110,33 @@ class StepPlan:
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self.new_block_ids[request.request_id] = block_ids
         self.budget -= num_tokens
+        self.room -= 1
 
     def drop(self, request: Request) -> None:
         """Do without ``request``, which gave its blocks back."""
-        self.budget += self.num_scheduled_tokens.pop(request.request_id, 0)
+        num_tokens = self.num_scheduled_tokens.pop(request.request_id, 0)
+        self.budget += num_tokens
+        self.room += num_tokens > 0
         self.new_block_ids.pop(request.request_id, None)
         self.preempted = True
 
 
 def decodes_first(running: dict[str, Request]) -> list[Request]:
-    """Running requests in batch order: decodes, then prefills, each in order of arrival."""
+    """Running requests in batch order: decodes, then prefills, each by rank."""
     return sorted(running.values(), key=_is_prefill)
 
 
-def latest(running: dict[str, Request]) -> Request:
+def admit(running: dict[str, Request], request: Request) -> None:
+    """Put a request among those that run, which stay in order of rank."""
+    last = next(reversed(running.values()), None)
+    running[request.request_id] = request
+    if last is not None and last.rank > request.rank:
+        in_order = sorted(running.items(), key=lambda item: item[1].rank)
+        running.clear()
+        running.update(in_order)
+
+
+def least(running: dict[str, Request]) -> Request:
     """The running request that gives way."""
     return next(reversed(running.values()))
 

@@ -7,18 +7,27 @@ Pure state: no clock, no randomness, no await. What may follow what is the table
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass, field
 
+from aexec.engine.grammar.following import RequestGrammar
+from aexec.engine.prefix import BlockHash
 from aexec.errors import ProtocolError
+from aexec.messages.batch import PLACEHOLDER
 from aexec.messages.request import FinishReason, SamplingParams, TokenLogprobs
+from aexec.messages.structured import StructuredOutput
 
-__all__ = ("FINISH_REASONS", "TRANSITIONS", "Request", "RequestStatus")
+__all__ = ("FINISH_REASONS", "NEVER", "TRANSITIONS", "Request", "RequestStatus")
+
+NEVER = sys.maxsize
+"""A number of tokens that no request reaches."""
 
 
 class RequestStatus(enum.Enum):
     """Where one request is."""
 
     WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting for its grammar"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED_STOPPED = "finished: stopped"
@@ -34,8 +43,9 @@ _FINISHED = _FINISHED_EARLY | {RequestStatus.FINISHED_STOPPED, RequestStatus.FIN
 
 TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
     RequestStatus.WAITING: frozenset({RequestStatus.RUNNING}) | _FINISHED_EARLY,
+    RequestStatus.WAITING_FOR_GRAMMAR: frozenset({RequestStatus.WAITING}) | _FINISHED_EARLY,
     RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED}) | _FINISHED,
-    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING}) | _FINISHED_EARLY,
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING}) | _FINISHED,  # by a token that was on its way
     RequestStatus.FINISHED_STOPPED: frozenset(),
     RequestStatus.FINISHED_LENGTH: frozenset(),
     RequestStatus.FINISHED_ABORTED: frozenset(),
@@ -61,14 +71,30 @@ class Request:
         sampling: How to sample; the scheduler fills in a seed when it takes the request.
         stop_token_ids: All ids that end it, the model's end tokens among them.
         max_num_tokens: Prompt and output together at most.
+        priority: The lower, the earlier it is admitted, and the later it gives its blocks back.
+        cache_salt: Requests of one salt share what they begin with.
+        arrival: The scheduler's count when it came.
+        index: Which of the samples of one prompt it is.
+        leader: The sample that computes the prompt of this one; None once it has, or for a
+            request of its own.
+        followers: Samples that wait for this one to compute their prompt.
+        structured: The form that its output is held to.
+        grammar: The compiled form of it, which follows its tokens; None before it is there.
         status: Where it is.
         num_computed_tokens: Tokens whose KV is stored, or will be once the steps in
             flight are through.
         num_sent_tokens: Tokens that the model runners have been told; 0: they do not
             know the request.
+        num_placeholders: Tokens of it that steps in flight sample.
+        epoch: Counts the times that what steps in flight bring it has become void.
         num_preemptions: How often its blocks were taken back.
         stop_reason: The token id or text that ended it.
         prompt_logprobs: Of the prompt's tokens from the second on, as far as computed.
+        num_cached_tokens: Tokens that it did not have to compute when it was admitted last.
+        root_hash: Where the chain of its block hashes begins; empty: it shares nothing.
+        block_hashes: Of its full blocks, as far as they were asked for.
+        num_cached_blocks: Its blocks, from the first on, that others can find.
+        caches_at: Computed tokens from which on there is one more.
     """
 
     request_id: str
@@ -77,12 +103,37 @@ class Request:
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
     max_num_tokens: int
+    priority: int = 0
+    cache_salt: str = ""
+    arrival: int = 0
+    index: int = 0
+    leader: Request | None = None
+    followers: list[Request] = field(default_factory=list["Request"])
+    structured: StructuredOutput | None = None
+    grammar: RequestGrammar | None = None
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_sent_tokens: int = 0
+    num_placeholders: int = 0
+    epoch: int = 0
     num_preemptions: int = 0
     stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    num_cached_tokens: int = 0
+    root_hash: BlockHash = b""
+    block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
+    num_cached_blocks: int = 0
+    caches_at: int = NEVER
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among others: the lower, the more important."""
+        return self.priority, self.arrival
+
+    @property
+    def is_ready(self) -> bool:
+        """True unless something has to come before it may run."""
+        return self.leader is None and self.status is not RequestStatus.WAITING_FOR_GRAMMAR
 
     @property
     def num_output_tokens(self) -> int:
@@ -123,8 +174,6 @@ class Request:
         """Start over from the first token; what was generated is kept (preemption)."""
         self.num_computed_tokens = 0
         self.num_sent_tokens = 0
-        if not self._has_prompt_logprobs():
-            self.prompt_logprobs.clear()
 
     def append(self, token_id: int) -> RequestStatus | None:
         """Take one sampled token; returns the status that it ends the request with, if it does."""
@@ -134,13 +183,24 @@ class Request:
             return RequestStatus.FINISHED_STOPPED
         return RequestStatus.FINISHED_LENGTH if len(self.token_ids) >= self.max_num_tokens else None
 
-    def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
-        """Take what one prefill chunk computed; a recompute of the whole prompt adds nothing."""
-        room = self.num_prompt_tokens - 1 - len(self.prompt_logprobs)
-        self.prompt_logprobs.extend(entries[: max(room, 0)])
+    def news(self) -> list[int]:
+        """Tokens that the runners have not been told; placeholders for those that are being sampled."""
+        num_told, num_known = self.num_sent_tokens, len(self.token_ids)
+        if num_told == num_known:  # as in every step of the overlapped loop but a request's first
+            return [PLACEHOLDER] * self.num_placeholders
+        placeholders = [PLACEHOLDER] * (num_known + self.num_placeholders - max(num_told, num_known))
+        return self.token_ids[num_told:] + placeholders
 
-    def _has_prompt_logprobs(self) -> bool:
-        return len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
+    def add_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Take what one prefill chunk computed; a recompute adds nothing that is there.
+
+        Args:
+            start: Position of the chunk's first token, which tells about the one after it.
+            entries: One for each position.
+        """
+        num_there = len(self.prompt_logprobs)
+        if start <= num_there:
+            self.prompt_logprobs.extend(entries[num_there - start :])
 
     def __repr__(self) -> str:
         """As in ``<Request a: running, 12 + 3 tokens, 14 computed, 1 preemption(s)>``."""

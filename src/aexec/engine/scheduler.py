@@ -15,60 +15,27 @@ still being sampled has nothing to run, and is passed over.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import NamedTuple
-
-import msgspec
 
 from aexec.config import SchedulerConfig
-from aexec.engine.blocks import BlockPool, BlockStatistics
-from aexec.engine.policy import FcfsQueue, StepPlan, decodes_first, latest
+from aexec.engine.allocation import KVAllocator
+from aexec.engine.batches import build_batch
+from aexec.engine.blocks import BlockPool
+from aexec.engine.connector.base import KVConnector
+from aexec.engine.overlap import Demand
+from aexec.engine.policy import StepPlan, WaitingQueue, admit, decodes_first, least
+from aexec.engine.prefix import BlockHash
+from aexec.engine.records import BatchRecords, RequestUpdate, check_output
 from aexec.engine.request import Request, RequestStatus
+from aexec.engine.samples import give_seed, leave_samples, release_followers
+from aexec.engine.statistics import SchedulerStatistics
 from aexec.errors import InvalidRequest
-from aexec.messages.batch import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
-from aexec.messages.request import TokenLogprobs
+from aexec.messages.batch import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
-__all__ = ("RequestUpdate", "Scheduler", "SchedulerStatistics")
+__all__ = ("Scheduler",)
 
 _NO_TOKENS: list[int] = []
-
-
-class RequestUpdate(NamedTuple):
-    """What one step brought one request.
-
-    Attributes:
-        request: The request, already in its new status.
-        token_ids: Its new tokens; none when it failed.
-        logprobs: One entry per new token when they were asked for.
-        error: Why it failed.
-    """
-
-    request: Request
-    token_ids: list[int]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    error: str | None = None
-
-
-class SchedulerStatistics(NamedTuple):
-    """The scheduler in numbers; the last four count from the start.
-
-    Attributes:
-        num_running: Requests that hold blocks.
-        num_waiting: Requests that wait, preempted ones among them.
-        num_steps: Batches that were scheduled.
-        num_scheduled_tokens: Tokens in them.
-        num_preemptions: How often a request had to give its blocks back.
-        num_finished: Requests that ended, in whatever way.
-        blocks: The block pool.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_steps: int
-    num_scheduled_tokens: int
-    num_preemptions: int
-    num_finished: int
-    blocks: BlockStatistics
 
 
 class Scheduler:
@@ -78,32 +45,58 @@ class Scheduler:
         config: Budgets of a step and the bound of the queue.
         blocks: The pool; the scheduler is its only user.
         draw_seed: Gives a seed to each sampled request that brings none.
+        prefix_caching: Requests share the KV of what they begin with.
+        connector: Keeps KV blocks elsewhere.
+        overlaps: A request runs on with a token that a step in flight samples.
     """
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockPool, draw_seed: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockPool,
+        draw_seed: Callable[[], int],
+        *,
+        prefix_caching: bool = False,
+        connector: KVConnector | None = None,
+        overlaps: bool = False,
+    ) -> None:
         self._config, self._blocks, self._draw_seed = config, blocks, draw_seed
+        self._allocator = KVAllocator(blocks, prefix_caching=prefix_caching, connector=connector)
         self._requests: dict[str, Request] = {}
-        self._waiting = FcfsQueue(config.max_num_waiting)
-        self._running: dict[str, Request] = {}  # in order of arrival
+        self._waiting = WaitingQueue(config.max_num_waiting)
+        self._running: dict[str, Request] = {}  # by rank
+        self._records, self._overlaps = BatchRecords(), overlaps
+        self._arrivals = itertools.count()
         self._to_forget: list[str] = []  # ids that the runners know and should drop
         self._num_steps = self._num_scheduled_tokens = self._num_preemptions = self._num_finished = 0
 
     # ------------------------------------------------------------ requests come and go
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def add(self, *requests: Request) -> None:
+        """Queue a request, or all samples of one; all of them or none.
 
         Raises:
-            InvalidRequest: Its id is in use, or it could never fit into the pool.
+            InvalidRequest: An id is in use, or a request could never fit into the pool.
             QueueFull: Too many wait.
         """
-        if request.request_id in self._requests:
-            raise InvalidRequest(f"request id {request.request_id!r} is in use: expected an id of its own, or none")
-        self._refuse_what_never_fits(request)
-        self._waiting.push(request)
-        self._requests[request.request_id] = request
-        if not request.sampling.is_greedy and request.sampling.seed is None:
-            request.sampling = msgspec.structs.replace(request.sampling, seed=self._draw_seed())
+        for request in requests:
+            if request.request_id in self._requests:
+                raise InvalidRequest(f"request id {request.request_id!r} is in use: expected an id of its own, or none")
+            self._refuse_what_never_fits(request)
+        self._waiting.check_room(requests[0], len(requests))
+        for request in requests:
+            request.arrival = next(self._arrivals)
+            give_seed(request, self._draw_seed)
+            self._allocator.enroll(request)
+            self._waiting.push(request)
+            self._requests[request.request_id] = request
+
+    def make_ready(self, request_id: str) -> None:
+        """What a request waited for beside its turn is there: its grammar."""
+        request = self._requests.get(request_id)
+        if request is not None and request.status is RequestStatus.WAITING_FOR_GRAMMAR:
+            request.move(RequestStatus.WAITING)
+            self._waiting.settle(request)
 
     def finish(self, request_id: str, status: RequestStatus) -> Request | None:
         """End a request from outside; its blocks are free at once. None: it has ended already."""
@@ -116,29 +109,71 @@ class Scheduler:
         """Take all blocks back: the KV is void, and each request computes its tokens again."""
         for request in reversed(list(self._running.values())):
             self._preempt(request)
+        self._allocator.reset()
+
+    def recover(self) -> tuple[int, int]:
+        """The runners are new and know nobody: every request begins afresh, with the tokens that it has.
+
+        Returns:
+            Requests that had begun, and the tokens of theirs that have to be computed again.
+        """
+        running = self._running.values()
+        num_requests, num_tokens = len(running), sum(request.num_computed_tokens for request in running)
+        self._records.clear()
+        self.preempt_all()
+        self._to_forget.clear()
+        return num_requests, num_tokens
+
+    def reset_prefix_cache(self) -> bool:
+        """Share nothing that was computed up to now; those who share it already go on; False: there is no cache."""
+        self._allocator.reset(afresh=True)
+        for request in self._running.values():
+            self._allocator.stop_caching(request)
+        return self._allocator.prefix_caching
+
+    @property
+    def connector(self) -> KVConnector | None:
+        """What keeps blocks elsewhere."""
+        return self._allocator.connector
+
+    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
+        """The blocks that can be found by what they hold, least recently used first."""
+        return self._blocks.cached_blocks()
 
     @property
     def is_running(self) -> bool:
-        """True while a request holds blocks."""
-        return bool(self._running)
+        """True while a request has begun, be it that it has to begin again."""
+        return bool(self._running) or self._waiting.head(has_begun=True) is not None
 
     @property
     def has_work(self) -> bool:
-        """True while a request waits or runs."""
-        return bool(self._requests)
+        """True while a request runs, or waits for nothing but its turn."""
+        return bool(self._running) or self._waiting.head() is not None
 
     # ------------------------------------------------------------ a step
 
-    def schedule(self, *, admits: bool = True) -> SchedulerOutput:
+    def demand(self) -> Demand:
+        """How many requests could run now, and how many there are with those in flight."""
+        waiting = min(self._waiting.num_ready, self._config.max_num_seqs - len(self._running))
+        idle = sum(1 for request in self._running.values() if self._num_due(request) > 0)
+        return Demand(idle + waiting, len(self._running) + waiting)
+
+    def schedule(
+        self, *, admits: bool = True, alone: str | None = None, max_num_requests: int | None = None
+    ) -> SchedulerOutput:
         """Decide the next batch; without tokens when nothing can run now.
 
         Args:
-            admits: False: requests that wait go on waiting.
+            admits: False: requests that have not begun go on waiting.
+            alone: The id of the only request that may run; all others give their blocks back.
+            max_num_requests: Requests of the batch at most; None: as many as may run.
         """
-        plan = StepPlan(self._config.max_num_batched_tokens)
+        plan = StepPlan(self._config.max_num_batched_tokens, max_num_requests)
+        if alone is not None:
+            self._make_way(alone)
         self._continue_running(plan)
-        if admits and not plan.preempted:
-            self._admit_waiting(plan)
+        if not plan.preempted:
+            self._admit_waiting(plan, alone, has_begun=not admits)
         return self._commit(plan) if plan.num_scheduled_tokens else self.farewell()
 
     def update(self, batch: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestUpdate]:
@@ -146,26 +181,78 @@ class Scheduler:
 
         Returns:
             One update for each request that has new tokens or failed, in batch order.
+
+        Raises:
+            ProtocolError: ``output`` makes no sense; nothing is taken of it.
         """
+        check_output(output)
+        if output.kv_connector_output is not None:
+            self._take_report(output.kv_connector_output)
         rows = {request_id: row for row, request_id in enumerate(output.request_ids)}
         updates: list[RequestUpdate] = []
-        for request_id in batch.num_scheduled_tokens:
-            request = self._running.get(request_id)
-            if request is None:
+        for share in self._records.take(batch):
+            request, is_sampled = share.request, share.is_sampled
+            request_id = request.request_id
+            if request.epoch != share.epoch or request.is_finished:
                 continue
             if output.prompt_logprobs and request_id in output.prompt_logprobs:
-                request.add_prompt_logprobs(output.prompt_logprobs[request_id])
-            error = _find_error(request, output, rows)
+                request.add_prompt_logprobs(share.start, output.prompt_logprobs[request_id])
+            row = rows.get(request_id) if is_sampled else None
+            error = output.errors.get(request_id) if output.errors else None
+            if error is None and is_sampled and (row is None or not output.sampled_token_ids[row]):
+                error = "the model runner returned no token for it"
             if error is not None:
                 self._retire(request, RequestStatus.FINISHED_FAILED)
                 updates.append(RequestUpdate(request, _NO_TOKENS, error=error))
-            elif request_id in rows:
-                updates.append(self._apply(request, output, rows[request_id]))
+            elif row is not None:
+                updates.append(self._apply(request, output, row))
         return updates
 
-    def lose(self, batch: SchedulerOutput) -> None:
-        """The runners may not have heard of ``batch``: say again whom it told them to forget."""
-        self._to_forget[:0] = batch.finished_request_ids
+    def _take_report(self, report: KVConnectorOutput) -> None:
+        """Have all that relies on blocks which could not be filled computed again."""
+        for request in self._allocator.take_report(report, self._running.values()):
+            self._void(request)
+        for request in self._records.behind() if report.invalid_block_ids else ():
+            if request.num_preemptions:  # it may have had such a block, and has others by now, or none
+                self._void(request)
+
+    def get(self, request_id: str) -> Request | None:
+        """The request of an id; None: it has ended, or there never was one."""
+        return self._requests.get(request_id)
+
+    def sampled(self, batch: SchedulerOutput) -> list[Request]:
+        """The requests that ``batch``, which is in flight, samples."""
+        return self._records.sampled(batch)
+
+    def lose(self, batch: SchedulerOutput) -> list[str]:
+        """Nothing comes of ``batch``, of which the runners may not even have heard.
+
+        Whom it told them to forget is said again, and its KV is shared no longer. Batches behind
+        it that are in flight may have relied on it: what they run is computed again.
+
+        Returns:
+            The requests that it was run for, and that have neither ended nor begun again since.
+        """
+        lost = {share.request.request_id for share in self._records.discard(batch) if share.is_current}
+        if batch.num_scheduled_tokens:
+            for request in self._records.behind():
+                if request.request_id not in lost:
+                    self._void(request)
+            self._allocator.reset()
+        again = [request_id for request_id in batch.finished_request_ids if not self._is_known(request_id)]
+        self._to_forget = list(dict.fromkeys([*again, *self._to_forget]))
+        return [request_id for request_id in batch.num_scheduled_tokens if request_id in lost]
+
+    def _is_known(self, request_id: str) -> bool:
+        """The runners have been told of a request of this id since."""
+        request = self._requests.get(request_id)
+        return request is not None and request.num_sent_tokens > 0
+
+    def _void(self, request: Request) -> None:
+        """What steps in flight bring ``request`` is void; it begins afresh."""
+        request.epoch += 1
+        if request.status is RequestStatus.RUNNING:
+            self._preempt(request)
 
     def farewell(self) -> SchedulerOutput:
         """A batch without tokens that tells the runners whom to forget."""
@@ -176,17 +263,31 @@ class Scheduler:
 
     def _continue_running(self, plan: StepPlan) -> None:
         for request in decodes_first(self._running):
-            num_tokens = min(request.num_new_tokens, plan.budget)
+            if not (plan.room and plan.budget):
+                return
+            num_tokens = len(request.token_ids) - request.num_computed_tokens
+            if request.num_placeholders:
+                num_tokens = self._num_due(request)
             if num_tokens <= 0 or request.status is not RequestStatus.RUNNING:
                 continue
+            num_tokens = min(num_tokens, plan.budget)
             block_ids = self._grow_or_preempt(request, request.num_computed_tokens + num_tokens, plan)
             if block_ids is not None:
                 plan.add(request, num_tokens, block_ids)
 
+    def _num_due(self, request: Request) -> int:
+        """Tokens of a running request that may run; none while its next one is being sampled, unless steps overlap."""
+        num_known = len(request.token_ids)
+        if self._overlaps and request.num_placeholders:
+            num_known += request.num_placeholders
+            if num_known >= request.max_num_tokens:
+                return 0
+        return num_known - request.num_computed_tokens
+
     def _grow_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
-        """Blocks for ``request``, taken from later ones if need be; None: it gave way itself."""
+        """Blocks for ``request``, taken from less important ones if need be; None: it gave way itself."""
         while (block_ids := self._blocks.grow(request.request_id, num_tokens)) is None:
-            victim = latest(self._running)
+            victim = least(self._running)
             self._preempt(victim)
             plan.drop(victim)
             if victim is request:
@@ -197,66 +298,50 @@ class Scheduler:
         victim.move(RequestStatus.PREEMPTED)
         victim.num_preemptions += 1
         self._num_preemptions += 1
-        self._blocks.release(victim.request_id)
+        self._allocator.release(victim)
         del self._running[victim.request_id]
         self._forget(victim)
         victim.forget_computed()
-        self._waiting.push_front(victim)
+        self._waiting.push(victim)
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        while plan.budget > 0 and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting.head()
-            # All its tokens must fit now, not only the chunk: half a prompt would soon be preempted again.
-            if request is None or self._blocks.num_blocks_for(len(request.token_ids)) > self._blocks.num_free:
+    def _make_way(self, request_id: str) -> None:
+        for other in reversed(list(self._running.values())):
+            if other.request_id != request_id:
+                self._preempt(other)
+
+    def _admit_waiting(self, plan: StepPlan, alone: str | None, *, has_begun: bool) -> None:
+        most = self._config.max_num_seqs if alone is None else 1
+        while plan.budget > 0 and plan.room and len(self._running) < most:
+            request = self._waiting.head(alone, has_begun=has_begun)
+            if request is None or request.num_placeholders:  # its token is on the way; it must not be sampled twice
                 return
-            num_tokens = min(len(request.token_ids), plan.budget)
-            block_ids = self._blocks.grow(request.request_id, num_tokens) or _NO_TOKENS
+            if not (num_tokens := self._allocator.begin(request, plan.budget)):
+                return
             self._waiting.remove(request)
             request.move(RequestStatus.RUNNING)
-            self._running[request.request_id] = request
-            plan.add(request, num_tokens, block_ids)
+            admit(self._running, request)
+            plan.add(request, num_tokens, _NO_TOKENS)
 
     def _commit(self, plan: StepPlan) -> SchedulerOutput:
-        new: list[NewRequestData] = []
-        cached = CachedRequestData(request_ids=[], new_token_ids=[], new_block_ids=[], num_computed_tokens=[])
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            request = self._running[request_id]
-            if request.num_sent_tokens == 0:
-                new.append(self._introduce(request))
-            else:
-                cached.request_ids.append(request_id)
-                cached.new_token_ids.append(request.token_ids[request.num_sent_tokens :])
-                cached.new_block_ids.append(plan.new_block_ids[request_id])
-                cached.num_computed_tokens.append(request.num_computed_tokens)
-            request.num_sent_tokens = len(request.token_ids)
-            request.num_computed_tokens += num_tokens
         forgotten, self._to_forget = self._to_forget, []
+        batch, shares, leaders = build_batch(plan, self._running, self._allocator, forgotten)
+        self._records.keep(batch, shares)
+        for leader in leaders:
+            for follower in release_followers(leader):
+                self._waiting.settle(follower)
         self._num_steps += 1
         self._num_scheduled_tokens += self._config.max_num_batched_tokens - plan.budget
-        return SchedulerOutput(
-            new=new, cached=cached, num_scheduled_tokens=plan.num_scheduled_tokens, finished_request_ids=forgotten
-        )
-
-    def _introduce(self, request: Request) -> NewRequestData:
-        return NewRequestData(
-            request_id=request.request_id,
-            token_ids=request.token_ids.copy(),
-            num_prompt_tokens=request.num_prompt_tokens,
-            block_ids=list(self._blocks.table(request.request_id)),
-            num_computed_tokens=request.num_computed_tokens,
-            sampling=request.sampling,
-            stop_token_ids=sorted(request.stop_token_ids),
-        )
+        return batch
 
     # ------------------------------------------------------------ how its result is taken
 
     def _apply(self, request: Request, output: ModelRunnerOutput, row: int) -> RequestUpdate:
-        taken: list[int] = []
-        for token_id in output.sampled_token_ids[row]:
-            taken.append(token_id)
+        taken = output.sampled_token_ids[row]
+        for place, token_id in enumerate(taken):
             status = request.append(token_id)
             if status is not None:
                 self._retire(request, status)
+                taken = taken[: place + 1]
                 break
         entry = output.logprobs[row] if output.logprobs is not None else None
         return RequestUpdate(request, taken, None if entry is None else (entry,))
@@ -267,7 +352,10 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         request.move(status)
-        self._blocks.release(request.request_id)
+        self._allocator.release(request, keep=status is not RequestStatus.FINISHED_FAILED)
+        successor = leave_samples(request)
+        if successor is not None:
+            self._waiting.settle(successor)
         self._forget(request)
         del self._requests[request.request_id]
         self._num_finished += 1
@@ -297,6 +385,7 @@ class Scheduler:
             self._num_preemptions,
             self._num_finished,
             self._blocks.statistics(),
+            self._allocator.statistics(),
         )
 
     def __repr__(self) -> str:
@@ -305,14 +394,3 @@ class Scheduler:
             f"<Scheduler: {len(self._running)} running, {len(self._waiting)} waiting, "
             f"{self._num_steps} steps, {self._num_preemptions} preemption(s)>"
         )
-
-
-def _find_error(request: Request, output: ModelRunnerOutput, rows: dict[str, int]) -> str | None:
-    """Why ``request`` cannot go on after this step."""
-    if request.request_id in output.errors:
-        return output.errors[request.request_id]
-    if request.num_new_tokens <= 0 and not (
-        request.request_id in rows and output.sampled_token_ids[rows[request.request_id]]
-    ):
-        return "the model runner returned no token for it"
-    return None

@@ -8,18 +8,19 @@ reaches them; it cancels what was asked for and the engine stays usable.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from aexec.engine.completion import Completion
 from aexec.engine.llm import AsyncLLM, Prompt
-from aexec.engine.scheduler import SchedulerStatistics
+from aexec.engine.statistics import EngineStatistics
 from aexec.errors import ExecutorClosed
 from aexec.messages.lifecycle import ModelInfo
 from aexec.messages.operations import NamedTensors, WeightsReport
-from aexec.messages.request import SamplingParams
+from aexec.messages.request import RequestOptions, SamplingParams
 
 __all__ = ("LLM",)
 
@@ -46,7 +47,7 @@ class LLM:
     def open(self) -> Self:
         """Start the engine; raises what ``AsyncLLM.open`` raises."""
         if self._thread is None:
-            self._room = asyncio.Semaphore(self._llm.scheduling.max_num_waiting)
+            self._room, self._door = asyncio.Semaphore(self._llm.scheduling.max_num_waiting), asyncio.Lock()
             thread = _LoopThread(f"aexec-{self._llm.model.model}")
             try:
                 thread.run(self._llm.open())
@@ -73,13 +74,22 @@ class LLM:
         self.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
     ) -> list[Completion]:
         """Run prompts at once, and wait for all of them.
 
         Args:
             prompts: One prompt (text, or token ids), or several.
             sampling: For all of them, or one for each.
+            priority: Of all of them; see ``AsyncLLM.generate``.
+            timeout: Seconds that each may take once it is sent, which is when there is room for it to wait.
+            cache_salt: They share the prefix cache with requests of the same salt only.
 
         Returns:
             One completion for each prompt, in their order.
@@ -91,7 +101,8 @@ class LLM:
         """
         several = _as_several(prompts)
         each = [sampling] * len(several) if sampling is None or isinstance(sampling, SamplingParams) else sampling
-        return self._run(self._complete_all(list(zip(several, each, strict=True))))
+        options = RequestOptions(priority=priority, timeout=timeout, cache_salt=cache_salt)
+        return self._run(self._complete_all(list(zip(several, each, strict=True)), options))
 
     def collective_rpc(
         self,
@@ -104,6 +115,10 @@ class LLM:
     ) -> list[Any]:
         """Call a worker method on many ranks; see ``Executor.collective_rpc``."""
         return self._run(self._llm.collective_rpc(method, args, kwargs, timeout, ranks, reply_rank))
+
+    def reset_prefix_cache(self) -> bool:
+        """Let no request use KV that is stored now; see ``AsyncLLM.reset_prefix_cache``."""
+        return self._run(self._llm.reset_prefix_cache())
 
     def sleep(self, level: int = 1, timeout: float | None = None) -> list[Any]:
         """Give the model's memory back; see ``AsyncLLM.sleep``."""
@@ -130,7 +145,7 @@ class LLM:
         """Facts about the loaded model."""
         return self._llm.model_info
 
-    def statistics(self) -> SchedulerStatistics:
+    def statistics(self) -> EngineStatistics:
         """Requests, steps and blocks in numbers."""
         return self._run(self._llm.statistics())
 
@@ -144,10 +159,18 @@ class LLM:
             raise ExecutorClosed(f"{self!r}: use `with` around it, or open()")
         return self._thread.run(coroutine)
 
-    async def _complete_all(self, requests: list[tuple[Prompt, SamplingParams | None]]) -> list[Completion]:
+    async def _complete_all(
+        self, requests: list[tuple[Prompt, SamplingParams | None]], options: RequestOptions
+    ) -> list[Completion]:
         async def complete(prompt: Prompt, sampling: SamplingParams | None) -> Completion:
-            async with self._room:
-                return await self._llm.complete(prompt, sampling)
+            async with self._room_for(sampling.n if sampling is not None else 1):
+                return await self._llm.complete(
+                    prompt,
+                    sampling,
+                    priority=options.priority,
+                    timeout=options.timeout,
+                    cache_salt=options.cache_salt,
+                )
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -155,6 +178,16 @@ class LLM:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    @contextlib.asynccontextmanager
+    async def _room_for(self, num_samples: int) -> AsyncGenerator[None]:
+        """Places in the engine's queue, so that it turns away none of a long list."""
+        num_places = min(num_samples, self._llm.scheduling.max_num_waiting)
+        async with contextlib.AsyncExitStack() as places:
+            async with self._door:  # one at a time, so that no two wait for each other's
+                for _ in range(num_places):
+                    await places.enter_async_context(self._room)
+            yield
 
 
 class _LoopThread:

@@ -8,7 +8,9 @@ text, so that no part of one is ever shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 __all__ = ("RequestText", "StopTexts", "TextDelta", "TokenDecoder", "Tokenizer")
 
@@ -41,6 +43,10 @@ class Tokenizer(Protocol):
         """A decoder of what follows ``prompt``."""
         ...
 
+    def to_json(self) -> str | None:
+        """The text of its ``tokenizer.json``, for grammar libraries; None: token ids 0 to 255 are bytes. Blocks."""
+        ...
+
     def chat_prompt(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt of a conversation, up to where the assistant answers.
 
@@ -50,7 +56,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class TextDelta(NamedTuple):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """New text, and the stop text that was found after it, if one was."""
 
     text: str
@@ -112,7 +118,8 @@ class RequestText:
         if self._decoder is None:
             return _NO_TEXT
         if self._stops is None:
-            return TextDelta("".join(map(self._decoder.step, token_ids)))
+            step = self._decoder.step
+            return TextDelta(step(token_ids[0]) if len(token_ids) == 1 else "".join(map(step, token_ids)))
         text = ""
         for token_id in token_ids:
             delta = self._search(self._stops, self._decoder.step(token_id))

@@ -3,7 +3,8 @@
 You (the caller) mend a :class:`ConfigError`, a :class:`RequestError` or a
 :class:`StepStateError`; the operator looks at :class:`WorkerDied`, at
 :class:`ModelLoadError` and at :class:`OutOfMemory`; your own code answers for a
-:class:`RemoteError`; a caller may simply try again after :class:`ExecutorUnavailable`.
+:class:`RemoteError`; a caller may simply try again after :class:`ExecutorUnavailable`
+(:class:`EngineRecovering` and :class:`EngineDraining` are such).
 Errors keep all they know as attributes, print one readable sentence and pickle.
 """
 
@@ -20,6 +21,8 @@ from aexec.errors.actors import MessageNotPortable as MessageNotPortable
 from aexec.errors.actors import RestartsExhausted as RestartsExhausted
 from aexec.errors.actors import UnhandledMessage as UnhandledMessage
 from aexec.errors.actors import WrongLoop as WrongLoop
+from aexec.errors.engine import EngineDraining as EngineDraining
+from aexec.errors.engine import EngineRecovering as EngineRecovering
 from aexec.errors.model import ModelNotReady as ModelNotReady
 from aexec.errors.model import WeightsMismatch as WeightsMismatch
 from aexec.errors.request import InvalidRequest as InvalidRequest
@@ -27,6 +30,7 @@ from aexec.errors.request import QueueFull as QueueFull
 from aexec.errors.request import RequestAborted as RequestAborted
 from aexec.errors.request import RequestError as RequestError
 from aexec.errors.request import RequestFailed as RequestFailed
+from aexec.errors.request import RequestTimeout as RequestTimeout
 from aexec.errors.root import AexecError as AexecError
 from aexec.errors.root import note as note
 from aexec.errors.setup import ConfigError as ConfigError
@@ -62,6 +66,8 @@ __all__ = (
     "ChannelClosed",
     "ChannelFull",
     "ConfigError",
+    "EngineDraining",
+    "EngineRecovering",
     "ExecutorClosed",
     "ExecutorPaused",
     "ExecutorUnavailable",
@@ -81,6 +87,7 @@ __all__ = (
     "RequestAborted",
     "RequestError",
     "RequestFailed",
+    "RequestTimeout",
     "RestartsExhausted",
     "StepStateError",
     "TransportError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aexec.errors.root import AexecError
 
-__all__ = ("InvalidRequest", "QueueFull", "RequestAborted", "RequestError", "RequestFailed")
+__all__ = ("InvalidRequest", "QueueFull", "RequestAborted", "RequestError", "RequestFailed", "RequestTimeout")
 
 
 class RequestError(AexecError):
@@ -43,3 +43,27 @@ class QueueFull(RequestError):
 
 class RequestFailed(RequestError):
     """The model could not go on with this request, as with logits that are not numbers."""
+
+
+class RequestTimeout(RequestError, TimeoutError):
+    """The request took longer than its ``timeout``; what it has said was handed out before.
+
+    Attributes:
+        request_id: The request.
+        seconds: Its timeout.
+        num_tokens: New tokens that it had.
+        status: Where it was, as in ``running`` or ``waiting``.
+    """
+
+    def __init__(self, request_id: str, seconds: float, num_tokens: int, status: str) -> None:
+        super().__init__(request_id, seconds, num_tokens, status)
+        self.request_id, self.seconds, self.num_tokens, self.status = request_id, seconds, num_tokens, status
+
+    def __reduce__(self) -> tuple[type[RequestTimeout], tuple[str, float, int, str]]:  # an OSError keeps two arguments
+        return type(self), (self.request_id, self.seconds, self.num_tokens, self.status)
+
+    def __str__(self) -> str:
+        return (
+            f"request {self.request_id} took longer than its timeout of {self.seconds:g} s: it was {self.status}, "
+            f"with {self.num_tokens} new token(s)"
+        )

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from aexec.actor import Deferred, handles
+from aexec.actor import Deferred, Exit, handles
 from aexec.errors import AexecError, ExecutorClosed, ExecutorUnavailable, UnknownMethod
 from aexec.executor.calls import CheckHealth, Collective, Pause, Resume, Sleep, Stacks, WakeUp, WeightsLoaded
 from aexec.executor.collective import Answers, Lane
+from aexec.executor.direct import Reply
 from aexec.executor.health import report
 from aexec.executor.life import ExecutorLife
 from aexec.executor.lifecycle import ExecutorState
@@ -34,9 +35,39 @@ R = TypeVar("R")
 class ExecutorActor(ExecutorLife):
     """Takes calls, steps and operations for the worker group."""
 
+    async def on_start(self) -> None:
+        """Be there for those who take the short way, too."""
+        await super().on_start()
+        self._board.taker = self
+
+    async def on_stop(self, reason: Exit) -> None:
+        """Be there no longer."""
+        self._board.taker = None
+        await super().on_stop(reason)
+
     @handles(Collective)
     def collective(self, message: Collective) -> Deferred[list[Any]]:
-        """Call a worker method on ranks.
+        """Call a worker method on ranks; see :meth:`take_call`."""
+        reply: Deferred[list[Any]] = self.context.defer(message)
+        self.take_call(message, reply, self.context.deadline)
+        return reply
+
+    @handles(ExecuteModel)
+    def execute_model(self, message: ExecuteModel) -> Deferred[ForwardLaunched | StepResult]:
+        """Launch a step on all ranks; see :meth:`take_step`."""
+        reply: Deferred[ForwardLaunched | StepResult] = self.context.defer(message)
+        self.take_step(message, reply, self.context.deadline)
+        return reply
+
+    @handles(SampleTokens)
+    def sample_tokens(self, message: SampleTokens) -> Deferred[StepResult]:
+        """Sample a step on all ranks; see :meth:`take_sampling`."""
+        reply: Deferred[StepResult] = self.context.defer(message)
+        self.take_sampling(message, reply, self.context.deadline)
+        return reply
+
+    def take_call(self, message: Collective, reply: Reply, until: float | None) -> None:
+        """Call a worker method on ranks; ``until``: when its asker's own deadline passes.
 
         Raises:
             UnknownMethod: The worker class has no such method; nothing was sent.
@@ -47,22 +78,21 @@ class ExecutorActor(ExecutorLife):
         method, memory = message.method, self._memory
         lane = self._lane(method)
         memory.check_method(method)
-        reply: Deferred[list[Any]] = self.context.defer(message)
+        number = fanout.new_id()
         call = fanout.submit(
             method if isinstance(method, str) else name_of(method),
-            partial(_call_method, message),
+            _call_method(message, number),
             reply,
             lane=lane,
             ranks=message.ranks,
-            timeout=self._remaining(message.timeout),
+            timeout=_remaining(message.timeout, until),
             shape=_by_rank if message.reply_rank is None else partial(_of_rank, message.reply_rank),
             on_end=partial(memory.called, method) if memory.follows(method) else None,
+            call_id=number,
         )
         reply.on_cancel(partial(fanout.abandon, call))
-        return reply
 
-    @handles(ExecuteModel)
-    def execute_model(self, message: ExecuteModel) -> Deferred[ForwardLaunched | StepResult]:
+    def take_step(self, message: ExecuteModel, reply: Reply, until: float | None) -> None:
         """Launch a step on all ranks, as soon as the gate lets it.
 
         Raises:
@@ -74,12 +104,9 @@ class ExecutorActor(ExecutorLife):
         self._lane("execute_model")
         if self._steps.gate.paused is None:  # whatever waits is checked by resume()
             self._memory.check("execute_model")
-        reply: Deferred[ForwardLaunched | StepResult] = self.context.defer(message)
-        self._steps.execute(message, reply, self.context.deadline)
-        return reply
+        self._steps.execute(message, reply, until)
 
-    @handles(SampleTokens)
-    def sample_tokens(self, message: SampleTokens) -> Deferred[StepResult]:
+    def take_sampling(self, message: SampleTokens, reply: Reply, until: float | None) -> None:
         """Sample a step on all ranks.
 
         Raises:
@@ -88,9 +115,7 @@ class ExecutorActor(ExecutorLife):
         """
         if not (self._board.state is ExecutorState.DRAINING and message.step in self._steps.gate.flying):
             self._fanout()
-        reply: Deferred[StepResult] = self.context.defer(message)
-        self._steps.sample(message, reply, self.context.deadline)
-        return reply
+        self._steps.sample(message, reply, until)
 
     @handles(CheckHealth)
     def check_health(self, message: CheckHealth) -> Deferred[HealthReport]:
@@ -183,14 +208,6 @@ class ExecutorActor(ExecutorLife):
             raise UnknownMethod(method, hello.worker, hello.public_methods)
         return Lane.ASYNC if hello.methods.get(method) else Lane.SYNC
 
-    def _remaining(self, timeout: float | None) -> float | None:
-        """The lesser of a limit and of the deadline that the asker itself is under."""
-        inherited = self.context.deadline
-        if inherited is None:
-            return timeout
-        left = max(inherited - time.monotonic(), 0.0)
-        return left if timeout is None else min(timeout, left)
-
     def _work(self, message: Message[R], work: Callable[[Operation], Awaitable[R]]) -> Deferred[R]:
         """Reply with what comes of ``work``; whoever asked may leave, which ends it unless it was sent."""
         reply: Deferred[R] = self.context.defer(message)
@@ -263,6 +280,14 @@ def _call_method(message: Collective, call: int) -> CallMethod:
     return CallMethod(
         call=call, method=message.method, args=message.args, kwargs=message.kwargs, reply_rank=message.reply_rank
     )
+
+
+def _remaining(timeout: float | None, until: float | None) -> float | None:
+    """The lesser of a limit and of the deadline that the asker itself is under."""
+    if until is None:
+        return timeout
+    left = max(until - time.monotonic(), 0.0)
+    return left if timeout is None else min(timeout, left)
 
 
 def _by_rank(answers: Answers) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from aexec.errors import AexecError, WorkerDied
 from aexec.executor.describe import Description
+from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.lifecycle import GroupRestarted, HealthReport, RankInfo, SlowCall, WorkerStarted
 from aexec.messages.operations import PauseMode
@@ -43,6 +44,11 @@ class Executor(Protocol):
     @property
     def generation(self) -> int:
         """Counts the worker groups of this executor, from 1."""
+        ...
+
+    @property
+    def state(self) -> ExecutorState:
+        """Whether it takes steps now; once a step has failed for the loss of the group, this says so already."""
         ...
 
     @property

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aexec.executor.base import ExecutorEvent
 from aexec.executor.callbacks import FailureCallbacks
+from aexec.executor.direct import Taker
 from aexec.executor.fanout import Fanout
 from aexec.executor.gate import StepGate
 from aexec.executor.group import WorkerGroup
@@ -71,6 +72,7 @@ class Board:
         self.fanout: Fanout | None = None
         self.gate: StepGate | None = None
         self.memory: Memory | None = None
+        self.taker: Taker | None = None
         self.phases: dict[int, str] = {}
         self.dead: set[int] = set()
         self.stuck: set[int] = set()

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import anyio
@@ -96,10 +96,14 @@ class Fanout:
     def __repr__(self) -> str:
         return f"<Fanout: {self.book!r}, {self.timeouts} timed out>"
 
+    def new_id(self) -> int:
+        """Id of a call that is about to be submitted."""
+        return next(self._ids)
+
     def submit(
         self,
         name: str,
-        message: Callable[[int], Message[Any]],
+        message: Message[Any],
         waiter: Waiter,
         *,
         lane: Lane,
@@ -109,12 +113,13 @@ class Fanout:
         shape: Callable[[Answers], Any],
         on_end: Callable[[Call], None] | None = None,
         early: Any = None,
+        call_id: int | None = None,
     ) -> Call:
         """Take a call, unless too many are open (``MailboxFull``); its waiter gets its end.
 
         Args:
             name: What is called, for people.
-            message: Makes the message from the call's id.
+            message: What goes to the ranks.
             waiter: Where the end goes.
             lane: What the call may pass.
             ranks: Whom it goes to; None: all.
@@ -123,27 +128,24 @@ class Fanout:
             shape: From the answers by rank to the waiter's value.
             on_end: Told when all ranks have answered, whoever waits; see ``Call``.
             early: What the waiter is given as soon as the call is sent; None: it waits for the answers.
+            call_id: From :meth:`new_id`, if the message had to know it.
         """
-        call_id = next(self._ids)
+        now = time.monotonic()
+        number = next(self._ids) if call_id is None else call_id
+        where = self._everyone if ranks is None else ranks
+        every = self._slow_every if slow else math.inf
+        until = math.inf if timeout is None else now + timeout
         call = Call(
-            call_id,
-            name,
-            lane,
-            self._everyone if ranks is None else ranks,
-            message(call_id),
-            waiter,
-            shape=shape,
-            now=time.monotonic(),
-            timeout=timeout,
-            slow_every=self._slow_every if slow else math.inf,
-            on_end=on_end,
-            early=early,
-        )
+            number, name, lane, where, message, waiter, shape, now, set(where), timeout, until, every,
+            now + every, on_end, early,
+        )  # fmt: skip
         if self._is_over and lane is Lane.LIVENESS:  # the timer that would end it may be the next group's by now
             call.resolve()
             return call
-        self._send(self.book.accept(call))
-        self._arm(min(call.deadline, call.slow_at))
+        for ready in self.book.accept(call):
+            self._send(ready)
+        if until < self._armed or call.slow_at < self._armed:
+            self._arm(min(until, call.slow_at))
         return call
 
     async def ask(
@@ -161,7 +163,11 @@ class Fanout:
         """
         pending = Pending()
         where = self._everyone if ranks is None else tuple(ranks)
-        call = self.submit(name, message, pending, lane=lane, ranks=where, timeout=timeout, slow=False, shape=dict)
+        number = self.new_id()
+        call = self.submit(
+            name, message(number), pending, lane=lane, ranks=where, timeout=timeout, slow=False, shape=dict,
+            call_id=number,
+        )  # fmt: skip
         try:
             answers: Answers = await pending.result()
         finally:
@@ -172,7 +178,8 @@ class Fanout:
     def replied(self, call_id: int, rank: int, value: Any) -> None:
         """A rank has answered."""
         call = self.book.open.get(call_id)
-        self._send(self.book.answer(call_id, rank, value, time.monotonic()))
+        for ready in self.book.answer(call_id, rank, value, time.monotonic()):
+            self._send(ready)
         if call is not None and not call.missing:
             self._ended(call)
 
@@ -186,7 +193,8 @@ class Fanout:
     def _failed(self, call_id: int, rank: int, error: AexecError) -> None:
         self.errors += 1
         call = self.book.open.get(call_id)
-        self._send(self.book.error(call_id, rank, error, time.monotonic()))
+        for ready in self.book.error(call_id, rank, error, time.monotonic()):
+            self._send(ready)
         if call is None:
             return
         if call.waiter is not None:
@@ -198,10 +206,11 @@ class Fanout:
         """Its waiter is gone: take it back where that does no harm."""
         if call.waiter is None:
             return
-        self._send(self.book.abandon(call))
+        for ready in self.book.abandon(call):
+            self._send(ready)
         self._check_quiet()
         if call.sent and _revocable(call):
-            self._tell(lambda _: Revoke(call.id), call)
+            self._tell(Revoke(call.id), call)
 
     def fail_all(self, error: Callable[[Call], AexecError]) -> None:
         """End every call, and ask the ranks nothing more: they are gone, or will be."""
@@ -240,20 +249,11 @@ class Fanout:
         if self._quiet is not None and not any(call.waiter and call.lane is not Lane.LIVENESS for call in calls):
             self._quiet.set()
 
-    def _send(self, calls: Sequence[Call]) -> None:
-        if not calls:
-            return
-        try:
-            for call in calls:
-                self._send_one(call)
-        except ActorDied:
-            pass  # the executor is ending, and ends its calls by itself
-
-    def _send_one(self, call: Call) -> None:
+    def _send(self, call: Call) -> None:
         try:
             self.group.send(call.id, call.message, call.ranks)
         except ActorDied:
-            raise
+            return  # the executor is ending, and ends its calls by itself
         except AexecError as error:  # it cannot travel
             call.sent = False
             for rank in call.ranks:  # a turn later: whoever sends it is in the middle of it
@@ -266,7 +266,7 @@ class Fanout:
         with contextlib.suppress(ActorDied):  # as above
             self._actor.start_task(coroutine)
 
-    def _tell(self, message: Callable[[int], Message[Any]], call: Call) -> None:
+    def _tell(self, message: Message[Any], call: Call) -> None:
         self.submit(
             "tell",
             message,
@@ -294,7 +294,8 @@ class Fanout:
             self._start(self._give_up(call, waiter))
         else:
             waiter.fail(_too_late(call, started=False, notes=self._ahead(call)))
-            self._send(self.book.abandon(call))
+            for ready in self.book.abandon(call):
+                self._send(ready)
 
     async def _give_up(self, call: Call, waiter: Waiter) -> None:
         """Find out what the ranks are doing, take the call back if that does no harm, and end it."""

@@ -12,6 +12,8 @@ import math
 from collections import deque
 from typing import Any
 
+import msgspec
+
 from aexec.errors import ConfigError
 from aexec.executor.collective import Call, Waiter
 from aexec.messages.operations import PauseMode
@@ -59,23 +61,22 @@ class Held:
         self.call: Call | None = None
 
 
-class Flight:
-    """A step that holds a place.
+class Flight(msgspec.Struct, eq=False):
+    """A step that holds a place; a struct, as that takes half the time to make.
 
     Attributes:
         step: Which.
         is_whole: It has nothing to sample.
+        before: The step that took off before it; None: it is the first.
         launch: The call of its forward pass.
         sampling: The call of its sampling, once there is one.
-        before: The step that took off before it; None: it is the first.
     """
 
-    __slots__ = ("before", "is_whole", "launch", "sampling", "step")
-
-    def __init__(self, step: StepId, *, is_whole: bool, before: StepId | None = None) -> None:
-        self.step, self.is_whole, self.before = step, is_whole, before
-        self.launch: Call | None = None
-        self.sampling: Call | None = None
+    step: StepId
+    is_whole: bool
+    before: StepId | None = None
+    launch: Call | None = None
+    sampling: Call | None = None
 
 
 class StepGate:
@@ -104,6 +105,11 @@ class StepGate:
         paused = f", paused ({self.paused})" if self.paused else ""
         return f"<StepGate: {len(self.flying)}/{self.limit} steps in flight, {len(self.waiting)} waiting{paused}>"
 
+    @property
+    def is_clear(self) -> bool:
+        """A step that comes now may go at once."""
+        return not self.waiting and self.paused is None and len(self.flying) < self.limit
+
     def line_up(self, held: Held, now: float) -> None:
         """A step has come; see :meth:`admit`."""
         held.expires = math.inf if self.paused else self.expiry(now)
@@ -118,12 +124,11 @@ class StepGate:
             ready.append(self.waiting.popleft())
         return ready
 
-    def take_off(self, held: Held, *, is_whole: bool) -> Flight | None:
+    def take_off(self, step: StepId, *, is_whole: bool) -> Flight | None:
         """Give a step its place; None: its id does not increase, so that the ranks will refuse it."""
-        step = held.message.step
         if self._last is not None and step <= self._last:
             return None
-        flight = self.flying[step] = Flight(step, is_whole=is_whole, before=self._last)
+        flight = self.flying[step] = Flight(step, is_whole, self._last)
         self._last = step
         return flight
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import anyio
 
 from aexec.actor import ActorSystem, Ref
+from aexec.actor.envelope import here
 from aexec.config import ExecutorConfig
 from aexec.errors import ActorDied, ConfigError, ExecutorClosed, WrongLoop
 from aexec.executor.actor import ExecutorActor
@@ -20,6 +21,7 @@ from aexec.executor.base import ExecutorEvent, FailureCallback
 from aexec.executor.board import Board, ExecutorStatistics
 from aexec.executor.calls import CheckHealth, Close, Collective, Open
 from aexec.executor.describe import Description, describe
+from aexec.executor.direct import DirectReply, Taker
 from aexec.executor.dump import dump_text
 from aexec.executor.generation import stop_budget
 from aexec.executor.group import WorkerGroup
@@ -91,6 +93,11 @@ class ExecutorHandle(Operations):
         return self._board.generation
 
     @property
+    def state(self) -> ExecutorState:
+        """Whether it takes steps now; see ``ExecutorState``."""
+        return self._board.state
+
+    @property
     def ranks(self) -> Sequence[RankInfo]:
         """Pid, node, phase and state of each rank, in rank order."""
         return self._board.ranks()
@@ -137,9 +144,14 @@ class ExecutorHandle(Operations):
         where = check_ranks(ranks, self.world_size)
         check_reply_rank(reply_rank, where)
         given, named = check_arguments(name, args, kwargs)
-        return await self._ask(
-            Collective(method=method, args=given, kwargs=named, timeout=limit, ranks=where, reply_rank=reply_rank)
-        )
+        call = Collective(method=method, args=given, kwargs=named, timeout=limit, ranks=where, reply_rank=reply_rank)
+        taker = self._taker()
+        if taker is None:
+            return await self._ask(call)
+        reply = DirectReply()
+        taker.take_call(call, reply, None)
+        answers: list[Any] = await reply.result(self._loop)
+        return answers
 
     async def execute_model(self, step: ExecuteModel) -> ForwardLaunched | StepResult:
         """Launch the forward pass of a step on all ranks; see ``messages.step``.
@@ -151,7 +163,13 @@ class ExecutorHandle(Operations):
             ExecutorUnavailable: The group is being rebuilt.
             ExecutorClosed: The executor is closed.
         """
-        return await self._ask(step)
+        taker = self._taker()
+        if taker is None:
+            return await self._ask(step)
+        reply = DirectReply()
+        taker.take_step(step, reply, None)
+        launched: ForwardLaunched | StepResult | None = reply.value
+        return await reply.result(self._loop) if launched is None else launched
 
     async def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None = None) -> StepResult:
         """Sample a launched step; the result is the output rank's.
@@ -164,7 +182,13 @@ class ExecutorHandle(Operations):
             ExecutorUnavailable: The group is being rebuilt.
             ExecutorClosed: The executor is closed.
         """
-        return await self._ask(SampleTokens(step_id, grammar))
+        message, taker = SampleTokens(step_id, grammar), self._taker()
+        if taker is None:
+            return await self._ask(message)
+        reply = DirectReply()
+        taker.take_sampling(message, reply, None)
+        sampled: StepResult = await reply.result(self._loop)
+        return sampled
 
     async def check_health(self, timeout: float = 1.0) -> HealthReport:
         """Ask the liveness lane of each rank; never raises for a rank that is unwell.
@@ -238,6 +262,13 @@ class ExecutorHandle(Operations):
         with contextlib.suppress(ActorDied):
             await self._ref.ask(Close(drain), timeout=None)
         await self._system.aclose()
+
+    def _taker(self) -> Taker | None:
+        """The short way to the actor, if it may be taken here and now."""
+        origin = here.get()
+        if not self._ref.is_idle or (origin is not None and origin.deadline is not None):
+            return None
+        return self._board.taker
 
     async def _ask(self, message: Message[R]) -> R:
         try:

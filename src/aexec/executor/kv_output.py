@@ -44,7 +44,10 @@ class KVOutputs:
         answer = answers[self._output_rank]
         if self._world_size == 1:
             return answer
-        self.collect(answers)
+        for other in answers.values():
+            if _part(other) is not None:
+                self.collect(answers)
+                break
         if self._ready is None or not isinstance(answer, StepResult) or not _is_output(answer.output):
             return answer
         ready, self._ready = self._ready, None
@@ -65,6 +68,7 @@ class KVOutputs:
             finished_recving=_union(part.finished_recving for part in before)
             | _complete(self._receiving, {rank: part.finished_recving for rank, part in parts.items()}, expected),
             invalid_block_ids=frozenset(block for part in reports for block in part.invalid_block_ids),
+            dropped=frozenset(key for part in reports for key in part.dropped),
             events=tuple(event for part in reports for event in part.events),
             stats=_sums(part.stats for part in reports),
             expected_finished_count=expected,

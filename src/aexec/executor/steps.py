@@ -9,18 +9,22 @@ from typing import Any
 
 import anyio
 
-from aexec.actor import Context, Deferred
+from aexec.actor import Context
 from aexec.errors import ActorStopped, AexecError, CallTimeout, ExecutorPaused, note
 from aexec.executor.calls import Wake
-from aexec.executor.collective import Answers, Call, Lane
+from aexec.executor.collective import Answers, Call, Lane, Waiter
 from aexec.executor.copies import own_copy
+from aexec.executor.direct import Reply
 from aexec.executor.fanout import Fanout, Pending
 from aexec.executor.gate import Flight, Held, StepGate
 from aexec.executor.kv_output import KVOutputs
 from aexec.messages.operations import PauseMode
-from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
+from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId
 
 __all__ = ("StepLine",)
+
+
+_STEP = Lane.STEP  # looked up once
 
 
 class StepLine:
@@ -55,9 +59,7 @@ class StepLine:
         self._fanout, self._samples = fanout, samples
         self._outputs = KVOutputs(self._world_size, self._output_rank)
 
-    def execute(
-        self, message: ExecuteModel, reply: Deferred[ForwardLaunched | StepResult], until: float | None
-    ) -> None:
+    def execute(self, message: ExecuteModel, reply: Reply, until: float | None) -> None:
         """Send a step as soon as it may go.
 
         Args:
@@ -66,6 +68,12 @@ class StepLine:
             until: When its asker's own deadline passes.
         """
         now = time.monotonic()
+        if self.gate.is_clear:
+            limit = self.gate.timeout if until is None else _left_of(self.gate.expiry(now), until)
+            call = self._launch(message, reply, limit)
+            if call is not None and call.waiter is not None:
+                reply.on_cancel(partial(self._fanout_now.abandon, call))
+            return
         held = Held(message, reply, now=now, until=until)
         self.gate.line_up(held, now)
         self._admit()
@@ -73,7 +81,7 @@ class StepLine:
             self._arm(held.expires)
         reply.on_cancel(partial(self._left, held))
 
-    def sample(self, message: SampleTokens, reply: Deferred[StepResult], until: float | None) -> None:
+    def sample(self, message: SampleTokens, reply: Reply, until: float | None) -> None:
         """Sample a step at once: it is in flight, or the ranks will refuse it.
 
         Raises:
@@ -150,26 +158,28 @@ class StepLine:
 
     def _admit(self) -> None:
         for held in self.gate.admit():
-            flight = self.gate.take_off(held, is_whole=held.message.num_tokens == 0 or not self._samples)
-            try:
-                held.call = self._send_launch(held, flight)
-            except AexecError as error:
-                if flight is not None:
-                    self.gate.take_back(flight)
-                held.reply.fail(error)
+            held.call = self._launch(held.message, held.reply, _left_of(held.expires, held.until))
 
-    def _send_launch(self, held: Held, flight: Flight | None) -> Call:
-        message = held.message
-        call = self._fanout_now.submit(
-            "execute_model",
-            lambda _: message,
-            held.reply,
-            lane=Lane.STEP,
-            timeout=_left_of(held.expires, held.until),
-            shape=self._outputs.result,
-            on_end=partial(self._launched, flight),
-            early=None if flight is None or flight.is_whole else ForwardLaunched(message.step),
-        )
+    def _launch(self, message: ExecuteModel, reply: Waiter, timeout: float | None) -> Call | None:
+        """Give a step its place, and send it; None: it cannot travel, and its asker was told."""
+        step = message.step
+        flight = self.gate.take_off(step, is_whole=message.num_tokens == 0 or not self._samples)
+        try:
+            call = self._fanout_now.submit(
+                "execute_model",
+                message,
+                reply,
+                lane=_STEP,
+                timeout=timeout,
+                shape=self._outputs.result,
+                on_end=partial(self._launched, flight),
+                early=None if flight is None or flight.is_whole else ForwardLaunched(step),
+            )
+        except AexecError as error:
+            if flight is not None:
+                self.gate.take_back(flight)
+            reply.fail(error)
+            return None
         if flight is not None:
             flight.launch = call
         return call
@@ -178,10 +188,10 @@ class StepLine:
         flight = self.gate.flying.get(message.step)
         call = self._fanout_now.submit(
             "sample_tokens",
-            lambda _: message,
+            message,
             reply,
-            lane=Lane.STEP,
-            timeout=_left_of(self.gate.expiry(time.monotonic()), until),
+            lane=_STEP,
+            timeout=self.gate.timeout if until is None else _left_of(self.gate.expiry(time.monotonic()), until),
             shape=self._outputs.result,
             on_end=partial(self._sampled, flight),
         )
@@ -190,7 +200,8 @@ class StepLine:
         return call
 
     def _launched(self, flight: Flight | None, call: Call) -> None:
-        self._collect(call)
+        if not call.delivered:
+            self._collect(call)
         if flight is None:
             return
         if not call.sent:
@@ -203,7 +214,8 @@ class StepLine:
             flight.sampling.fail(next(iter(call.errors.values())))
 
     def _sampled(self, flight: Flight | None, call: Call) -> None:
-        self._collect(call)
+        if not call.delivered:
+            self._collect(call)
         if flight is None or flight.sampling is not call:
             return
         if call.sent:
@@ -213,7 +225,7 @@ class StepLine:
 
     def _collect(self, call: Call) -> None:
         """What the ranks report goes out with the next step, if it did not with this one."""
-        if not call.delivered and self._world_size > 1:
+        if self._world_size > 1:
             answers: Answers = call.answers
             self._outputs.collect(answers)
 
@@ -221,8 +233,10 @@ class StepLine:
         self.gate.land(flight)
         if flight.launch is not None:
             self._fanout_now.book.forget(flight.launch)
-        self._admit()
-        self._tell()
+        if self.gate.waiting:
+            self._admit()
+        if self._changed is not None:
+            self._tell()
 
     def _get_rid_of(self, flight: Flight, launch: Call) -> None:
         """Its launch was refused; ranks that took it have to sample it, or they would sample no later one."""

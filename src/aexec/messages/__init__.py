@@ -5,6 +5,7 @@ from __future__ import annotations
 from aexec.messages.base import Message as Message
 from aexec.messages.batch import CachedRequestData as CachedRequestData
 from aexec.messages.batch import GrammarOutput as GrammarOutput
+from aexec.messages.batch import KVTransfer as KVTransfer
 from aexec.messages.batch import ModelRunnerOutput as ModelRunnerOutput
 from aexec.messages.batch import NewRequestData as NewRequestData
 from aexec.messages.batch import SchedulerOutput as SchedulerOutput
@@ -17,6 +18,7 @@ from aexec.messages.step import ForwardLaunched as ForwardLaunched
 from aexec.messages.step import SampleTokens as SampleTokens
 from aexec.messages.step import StepId as StepId
 from aexec.messages.step import StepResult as StepResult
+from aexec.messages.structured import StructuredOutput as StructuredOutput
 
 __all__ = (
     "CachedRequestData",
@@ -24,6 +26,7 @@ __all__ = (
     "FinishReason",
     "ForwardLaunched",
     "GrammarOutput",
+    "KVTransfer",
     "Message",
     "ModelRunnerOutput",
     "NewRequestData",
@@ -32,6 +35,7 @@ __all__ = (
     "SchedulerOutput",
     "StepId",
     "StepResult",
+    "StructuredOutput",
     "TokenChunk",
     "TokenLogprobs",
 )

@@ -13,13 +13,19 @@ import msgspec
 from aexec.messages.request import SamplingParams, TokenLogprobs
 
 __all__ = (
+    "PLACEHOLDER",
     "CachedRequestData",
     "GrammarOutput",
     "KVConnectorOutput",
+    "KVTransfer",
     "ModelRunnerOutput",
     "NewRequestData",
     "SchedulerOutput",
 )
+
+
+PLACEHOLDER = -1
+"""In ``CachedRequestData.new_token_ids``: the token that the runners sampled last of this request."""
 
 
 class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +57,8 @@ class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         request_ids: Their ids.
         new_token_ids: Tokens that were sampled since the runners last heard of the
-            request; every rank appends them, the one that sampled them too.
+            request; every rank appends them, the one that sampled them too. The last one may
+            be :data:`PLACEHOLDER`, where the step that samples it is in flight.
         new_block_ids: KV blocks to append.
         num_computed_tokens: Tokens whose KV is stored before this step.
     """
@@ -60,6 +67,27 @@ class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
     new_token_ids: list[list[int]] = []
     new_block_ids: list[list[int]] = []
     num_computed_tokens: list[int] = []
+
+
+class KVTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """KV blocks to move out of the cache and into it before a step's forward pass; columns of equal length.
+
+    All stores come first: a block that is stored may be one that the step loads into or computes anew.
+    A key names what a block holds: the connector's scheduler side makes it, ranks only compare it.
+
+    Attributes:
+        epoch: Which attachment of the ranks it is for; they refuse one of another epoch.
+        store_block_ids: Blocks whose content is to be kept elsewhere.
+        store_keys: What each of them holds.
+        load_block_ids: Blocks to fill.
+        load_keys: What each of them shall hold.
+    """
+
+    epoch: int
+    store_block_ids: list[int] = []
+    store_keys: list[bytes] = []
+    load_block_ids: list[int] = []
+    load_keys: list[bytes] = []
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +99,14 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_scheduled_tokens: Tokens to run, by request id. A request whose
             ``num_computed_tokens + num_scheduled_tokens`` reaches its last token is sampled.
         finished_request_ids: Forget these (finished, aborted or preempted) before all else.
+        kv_transfer: Blocks to store and to load before the forward pass; None: none.
     """
 
     new: list[NewRequestData] = []
     cached: CachedRequestData = CachedRequestData()
     num_scheduled_tokens: dict[str, int] = {}
     finished_request_ids: list[str] = []
+    kv_transfer: KVTransfer | None = None
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -106,6 +136,7 @@ class KVConnectorOutput(msgspec.Struct, frozen=True, kw_only=True):
         finished_sending: Requests whose blocks are sent, so that they may be freed.
         finished_recving: Requests whose blocks have arrived.
         invalid_block_ids: Blocks that could not be loaded: compute them again.
+        dropped: Keys of blocks that are not, or no longer, held; of any rank.
         events: Facts about blocks, in order.
         stats: Figures; those of all ranks are added up.
         expected_finished_count: Ranks that have to report a request before it counts as
@@ -115,6 +146,7 @@ class KVConnectorOutput(msgspec.Struct, frozen=True, kw_only=True):
     finished_sending: frozenset[str] = frozenset()
     finished_recving: frozenset[str] = frozenset()
     invalid_block_ids: frozenset[int] = frozenset()
+    dropped: frozenset[bytes] = frozenset()
     events: tuple[Any, ...] = ()
     stats: dict[str, float] = {}
     expected_finished_count: int = 0

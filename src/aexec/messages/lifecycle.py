@@ -44,6 +44,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         dtype: As in ``float32``.
         device: As in ``cpu``.
         peak_memory_bytes: Peak memory of this rank's process (CPU) or device so far.
+        resolves_placeholders: Its runner knows what to do with ``messages.batch.PLACEHOLDER``,
+            which async scheduling needs.
     """
 
     architecture: str
@@ -56,6 +58,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     peak_memory_bytes: int
+    resolves_placeholders: bool = False
 
 
 class RankHealth(msgspec.Struct, frozen=True, kw_only=True):

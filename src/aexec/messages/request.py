@@ -9,8 +9,9 @@ from typing import Literal
 import msgspec
 
 from aexec.errors import InvalidRequest
+from aexec.messages.structured import StructuredOutput
 
-__all__ = ("FinishReason", "SamplingParams", "TokenChunk", "TokenLogprobs")
+__all__ = ("FinishReason", "RequestOptions", "SamplingParams", "TokenChunk", "TokenLogprobs")
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -23,6 +24,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     only, so it is the same alone, in any batch, after a preemption and on any executor.
 
     Attributes:
+        n: Samples of the prompt, each with a seed of its own; they share the prompt's KV.
         max_tokens: New tokens at most; None: up to the context length.
         min_tokens: Stop tokens are not allowed before so many new tokens.
         temperature: 0 is greedy.
@@ -40,11 +42,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: Log-probabilities of the chosen token and of so many likeliest ones.
         prompt_logprobs: The same for the prompt's tokens.
         skip_special_tokens: Leave special tokens out of the text.
+        on_overflow: What happens to a prompt that is longer than the context: ``refuse``; or
+            ``keep_last``: its last tokens are kept, as many as leave room for ``max_tokens``
+            new ones (for one when that is None), also when it would just fit without them.
+        structured: The form that the output is held to; None: any text.
 
     Raises:
         InvalidRequest: A value is out of range; it names the value and the range.
     """
 
+    n: int = 1
     max_tokens: int | None = 16
     min_tokens: int = 0
     temperature: float = 1.0
@@ -62,6 +69,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    on_overflow: Literal["refuse", "keep_last"] = "refuse"
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -73,8 +82,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
+        if self.n > 1 and self.is_greedy:
+            raise InvalidRequest(
+                f"n is {self.n} and temperature is 0, so that all samples would be the same: expected n=1, or a "
+                "temperature above 0"
+            )
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise InvalidRequest(f"seed is {self.seed}: expected a signed integer of 64 bits")
+        if not isinstance(self.structured, StructuredOutput | None):
+            raise InvalidRequest(f"structured is {self.structured!r}: expected StructuredOutput(...)")
+        if self.on_overflow not in {"refuse", "keep_last"}:
+            raise InvalidRequest(f'on_overflow is {self.on_overflow!r}: expected "refuse" or "keep_last"')
         if any(not text for text in self.stop):
             raise InvalidRequest("stop holds an empty text, which would end every request at once: leave it out")
 
@@ -82,6 +100,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def is_greedy(self) -> bool:
         """True when the likeliest token is taken."""
         return self.temperature == 0.0
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request is scheduled.
+
+    Attributes:
+        priority: The lower, the earlier it is admitted, and the later it gives its blocks back.
+        timeout: Seconds that it may take, waiting included; None: no limit.
+        cache_salt: It shares the prefix cache with requests of the same salt only.
+
+    Raises:
+        InvalidRequest: A value cannot be meant.
+    """
+
+    priority: int = 0
+    timeout: float | None = None
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise InvalidRequest(f"priority is {self.priority!r}: expected an integer, lower ones first")
+        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
+            raise InvalidRequest(f"timeout is {self.timeout!r}: expected a positive number of seconds, or None")
+        if not isinstance(self.cache_salt, str | None):
+            raise InvalidRequest(f"cache_salt is {self.cache_salt!r}: expected text, or None")
 
 
 # By name: the least, the most, and whether the least itself is refused.
@@ -94,7 +138,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "frequency_penalty": (-2.0, 2.0, False),
 }
 # By name: the least.
-_COUNTS: dict[str, int] = {"max_tokens": 1, "min_tokens": 0, "top_k": -1, "logprobs": 0, "prompt_logprobs": 0}
+_COUNTS: dict[str, int] = {"n": 1, "max_tokens": 1, "min_tokens": 0, "top_k": -1, "logprobs": 0, "prompt_logprobs": 0}
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
@@ -125,11 +169,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: dict[int, float]
 
 
-class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is new in one request's stream.
 
     Attributes:
         request_id: Whose.
+        index: Which of the ``n`` samples, from 0.
         text: New text; may be empty while a character or a stop text is incomplete.
         token_ids: New tokens.
         logprobs: One entry per new token when they were asked for.
@@ -142,6 +187,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    index: int = 0
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -87,6 +87,8 @@ class StepState(enum.Enum):
     SAMPLED = "sampled"
     DROPPED = "dropped"
 
+    __hash__ = object.__hash__  # members are unique: by identity, which takes no call of Python's
+
 
 class StepEvent(enum.Enum):
     """What can happen to it."""
@@ -96,6 +98,8 @@ class StepEvent(enum.Enum):
     FORWARD_DONE = "the forward pass ended"
     SAMPLE = "SampleTokens"
     DROP = "abort, failure or new generation"
+
+    __hash__ = object.__hash__  # as above
 
 
 TRANSITIONS: dict[StepState, dict[StepEvent, StepState]] = {

@@ -99,8 +99,7 @@ class ModelRunnerActor(Actor):
         if forward.error is not None:
             raise self.failure("execute_model", forward.error)
         reply: Deferred[StepResult] = self.context.defer(message)
-        self.steps.ask(Sampling(message.step, message.grammar, reply, forward))
-        self._sample_ready()
+        self._submit_ready(self.steps.ask(Sampling(message.step, message.grammar, reply, forward)))
         return reply
 
     def failure(self, method: str, error: Exception) -> Exception:  # noqa: ARG002 - for those who say where it was
@@ -113,7 +112,7 @@ class ModelRunnerActor(Actor):
     def drop_steps(self, why: str) -> None:
         """Give up all steps that wait for their sampling; later messages for them are told why."""
         self.steps.drop_all(why)
-        self._sample_ready()
+        self._submit_ready(self.steps.take_ready())
 
     def _run_whole(self, message: ExecuteModel) -> Deferred[ForwardLaunched | StepResult]:
         reply: Deferred[ForwardLaunched | StepResult] = self.context.defer(message)
@@ -141,10 +140,10 @@ class ModelRunnerActor(Actor):
     def _forward_ended(self, step: StepId, _: Any, error: Exception | None) -> None:
         self.steps.forward_ended(step, error)
         if error is not None:
-            self._sample_ready()  # it holds up no younger step any longer
+            self._submit_ready(self.steps.take_ready())  # it holds up no younger step any longer
 
-    def _sample_ready(self) -> None:
-        for sampling in self.steps.take_ready():
+    def _submit_ready(self, samplings: list[Sampling[Any]]) -> None:
+        for sampling in samplings:
             step, forward = sampling.step, sampling.forward
             ended = partial(self._ended, step, sampling.reply, forward)
             self._submit("sample_tokens", partial(self._sample, sampling), ended, step)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from aexec.messages.lifecycle import ModelInfo
+from aexec.model.kv_access import KVAccess
 from aexec.model.operations import ModelOperations
 
 __all__ = ("LoadProgress", "ModelInfo", "ModelRunner")
@@ -33,6 +34,11 @@ class ModelRunner(Protocol):
     @property
     def operations(self) -> ModelOperations:
         """Sleep, wake-up and new weights."""
+        ...
+
+    @property
+    def kv_access(self) -> KVAccess:
+        """The KV cache block by block, for a connector; to be used once there is a cache."""
         ...
 
     def join(self, tensor_group: Any) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.model.steps import StepTable
@@ -36,16 +38,13 @@ class StepStatistics(NamedTuple):
     failed: int
 
 
-class Forward:
-    """One forward pass, queued or done, until its step is sampled."""
+class Forward(msgspec.Struct, eq=False):
+    """One forward pass, queued or done, until its step is sampled; a struct is made quickly."""
 
-    __slots__ = ("error",)
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
+    error: Exception | None = None
 
 
-class Sampling(NamedTuple, Generic[R]):
+class Sampling(msgspec.Struct, Generic[R], frozen=True, eq=False):
     """A sampling that was asked for.
 
     Attributes:
@@ -111,9 +110,12 @@ class StepBook(Generic[R]):
         assert forward is not None
         return forward
 
-    def ask(self, sampling: Sampling[R]) -> None:
-        """Keep it until it may run."""
+    def ask(self, sampling: Sampling[R]) -> list[Sampling[R]]:
+        """Keep it until it may run; returns what may run now, as :meth:`take_ready`."""
+        if not self._asked and not self._forwards:  # as ever, with one step in flight
+            return [sampling]
         self._asked[sampling.step] = sampling
+        return self.take_ready()
 
     def take_ready(self) -> list[Sampling[R]]:
         """What was asked for and has no older step before it that may yet be sampled, in step order."""

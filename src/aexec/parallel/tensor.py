@@ -123,6 +123,20 @@ class TensorGroup:
             raise self._lost("join", error) from error
         return torch.cat(parts, -1)[..., :size] if parts else part[..., :0]
 
+    def told_by_first(self, numbers: list[int]) -> list[int]:
+        """The integers of the first rank of the group, on all ranks; each brings as many.
+
+        Raises:
+            PeerLost: A rank of the group is gone or too late.
+        """
+        words: Any = torch.tensor(numbers, dtype=torch.int64)
+        try:
+            distributed.broadcast(words, group=self.process_group, group_src=0)
+        except RuntimeError as error:
+            raise self._lost("tell the tokens of", error) from error
+        told: list[int] = words.tolist()
+        return told
+
     def _padded(self, part: Tensor, size: int) -> Tensor:
         missing = -(-size // self.size) - part.shape[-1]
         return (F.pad(part, (0, missing)) if missing else part).contiguous()

@@ -14,10 +14,10 @@ from typing import Any
 
 from aexec.errors import ChannelClosed
 from aexec.transport.codec import Encoded, encode
-from aexec.transport.frames import Frame, Kind
+from aexec.transport.frames import Frame, Kind, pack
 from aexec.transport.inbox import Inbox
 from aexec.transport.lines import socket_link_of
-from aexec.transport.links import Parts
+from aexec.transport.links import PacketLink, Parts, Receiver
 from aexec.transport.outbox import Outbox
 from aexec.transport.spin import SpinPolicy
 from aexec.transport.statistics import ChannelStatistics
@@ -27,6 +27,7 @@ __all__ = ("BlockingChannel",)
 
 
 PREWAKE = Kind.PREWAKE  # looked up once
+DOZE = 0.02  # seconds after a frame in which the next one is waited for in its own system call, and no bell is heard
 
 
 class BlockingChannel:
@@ -48,11 +49,13 @@ class BlockingChannel:
         self.shares_memory = self._link.shares_memory
         self._writer = writer
         self._inbox = Inbox(name, writer, self, self._released)
-        self._outbox = Outbox(writer, self._inbox.mappings)
+        self._mappings = self._inbox.mappings
+        self._outbox = Outbox(writer, self._mappings)
         self._spin = SpinPolicy(spin)
         self._closed: ChannelClosed | None = None
         self._sending = threading.Lock()
-        self._woken = self._waiting = False
+        self._woken = self._waiting = self._is_busy = False
+        self._dozing = self._link.patient_receiver(DOZE) if isinstance(self._link, PacketLink) else None
         self._ear, self._bell = os.pipe()
         os.set_blocking(self._ear, False)
         os.set_blocking(self._bell, False)
@@ -87,13 +90,19 @@ class BlockingChannel:
         while True:
             if self._closed is not None:
                 raise self._again()
-            if self._inbox.mappings.released:
+            if self._mappings.released:
                 self._give_back()
             frame = self._polled() if self._spin.limit else None
-            if frame is None:
-                if not self._wait(deadline):
-                    return None
-                frame = self._take()
+            if frame is not None:
+                return frame
+            if self._dozing is not None and self._is_busy and timeout is None and not self._woken:
+                frame = self._take(self._dozing)
+                self._is_busy = frame is not None
+            elif self._wait(deadline):
+                frame = self._take(self._link)
+                self._is_busy = not self._spin.limit
+            else:
+                return None
             if frame is not None:
                 return frame
 
@@ -105,7 +114,27 @@ class BlockingChannel:
             MessageNotPortable: The value cannot travel; the channel lives on.
             ArenaFull: The value does not fit into shared memory; the channel lives on.
         """
-        self.send_encoded(kind, call, encode(value), fds)
+        encoded = encode(value)
+        if fds or encoded.lengths or not self.is_free:
+            self.send_encoded(kind, call, encoded, fds)
+        else:
+            self.put(kind, pack(kind, call, encoded.codec, encoded.body))
+
+    @property
+    def is_free(self) -> bool:
+        """Open, and nothing has to go along with a frame; sending waits if it has to."""
+        return self._closed is None and not self._mappings.released
+
+    def put(self, kind: Kind, frame: bytes) -> None:  # noqa: ARG002 - loops want to know it
+        """Send a whole frame, while the channel is free."""
+        with self._sending:
+            self._outbox.sent += 1
+            try:
+                if self._link.send((frame,), ()):
+                    return
+            except (OSError, ValueError) as error:  # as in _send
+                raise ChannelClosed(self.name, f"the peer is gone ({error})") from error
+            self._flush()
 
     def send_encoded(self, kind: Kind, call: int, encoded: Encoded, fds: Sequence[int] = ()) -> None:
         """Send what ``Writer.encode`` gave; see :meth:`send`."""
@@ -173,10 +202,18 @@ class BlockingChannel:
     def _send(self, parts: Parts, fds: Sequence[int], *, wait: bool = True) -> None:
         try:
             sent = self._link.send(parts, fds)
-            while not sent and wait:
-                _until_writable(self._link.fileno())
-                sent = self._link.flush()
         except (OSError, ValueError) as error:  # ValueError: closed meanwhile, by the thread that receives
+            raise ChannelClosed(self.name, f"the peer is gone ({error})") from error
+        if not sent and wait:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while True:
+                _until_writable(self._link.fileno())
+                if self._link.flush():
+                    return
+        except (OSError, ValueError) as error:  # as in _send
             raise ChannelClosed(self.name, f"the peer is gone ({error})") from error
 
     def _give_back(self) -> None:
@@ -192,7 +229,7 @@ class BlockingChannel:
         began = time.perf_counter()
         until = began + budget
         while budget and time.perf_counter() < until:
-            frame = self._take()
+            frame = self._take(self._link)
             if frame is not None:
                 self._spin.waited(time.perf_counter() - began)
                 return frame
@@ -208,7 +245,7 @@ class BlockingChannel:
         began = time.monotonic() if spins else 0.0
         self._waiting = True
         try:
-            ready = self._poll.poll(0 if self._inbox.mappings.released else limit)
+            ready = self._poll.poll(0 if self._mappings.released else limit)
         finally:
             self._waiting = False
         if spins:
@@ -216,13 +253,13 @@ class BlockingChannel:
         if len(ready) == 1 and ready[0][0] != self._ear:
             return True
         if not ready:
-            return bool(self._inbox.mappings.released)
+            return bool(self._mappings.released)
         return not self._listen()
 
-    def _take(self) -> Frame | None:
+    def _take(self, receiver: Receiver) -> Frame | None:
         """Receive what is there; None: nothing that concerns others."""
         try:
-            frame = self._inbox.take(self._link)
+            frame = self._inbox.take(receiver)
         except ChannelClosed as error:
             self._closed = error
             self._end()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
+
+import msgspec
 
 from aexec.messages.portable import not_portable
 from aexec.transport.frames import INLINE, bulk_layout
 from aexec.transport.pickling import dumps, loads
-from aexec.transport.structs import decode_struct, encode_struct
+from aexec.transport.structs import STRUCT_DECODERS, STRUCT_ENCODERS
 
-__all__ = ("Encoded", "decode", "encode")
+__all__ = ("DECODERS", "Encoded", "decode", "encode")
 
 NONE, PICKLE, STRUCT = 0, 1, 16  # STRUCT + the number of its type
 
 
-class Encoded:
+class Encoded(msgspec.Struct, eq=False):
     """A value, ready to be sent to any number of channels.
 
     Attributes:
@@ -30,14 +32,13 @@ class Encoded:
         what: The type of the value, for people.
     """
 
-    __slots__ = ("body", "buffers", "codec", "lengths", "long_body", "num_bytes", "what")
-
-    def __init__(self, codec: int, body: bytes, what: str) -> None:
-        self.codec, self.body, self.what = codec, body, what
-        self.long_body = False
-        self.num_bytes = 0
-        self.lengths: Sequence[int] = ()
-        self.buffers: Sequence[tuple[int, bytes | memoryview]] = ()
+    codec: int
+    body: bytes
+    what: str
+    long_body: bool = False
+    num_bytes: int = 0
+    lengths: Sequence[int] = ()
+    buffers: Sequence[tuple[int, bytes | memoryview]] = ()
 
     def __repr__(self) -> str:
         return f"<Encoded {self.what}: {len(self.body)} bytes, {self.num_bytes} bytes of bulk>"
@@ -54,17 +55,28 @@ def encode(value: Any) -> Encoded:
     """
     if value is None:
         return _NOTHING
-    what = type(value).__name__
-    struct = encode_struct(value)
-    if struct is not None:
-        number, body, buffers = struct
-        codec, pieces = STRUCT + number, [body]
-    else:
-        codec = PICKLE
+    kind = value.__class__
+    what = kind.__name__
+    hot = STRUCT_ENCODERS.get(kind)
+    if hot is not None:
+        number, pack = hot
         try:
-            pieces, buffers = dumps(value)
-        except Exception as error:
-            raise not_portable(value, error, dumps) from error
+            body, buffers = pack(value)
+        except Exception:  # noqa: BLE001 - pickle takes more, and says better what it does not take
+            hot = None
+        else:
+            if not buffers and len(body) <= INLINE:
+                return Encoded(STRUCT + number, body, what)
+            return _with_bulk(STRUCT + number, [body], buffers, what)
+    return _pickled(value, what)
+
+
+def _pickled(value: Any, what: str) -> Encoded:
+    codec = PICKLE
+    try:
+        pieces, buffers = dumps(value)
+    except Exception as error:
+        raise not_portable(value, error, dumps) from error
     if not buffers and len(pieces) == 1 and len(pieces[0]) <= INLINE:
         return Encoded(codec, pieces[0], what)
     return _with_bulk(codec, pieces, buffers, what)
@@ -84,16 +96,21 @@ def _with_bulk(codec: int, pieces: Sequence[bytes], buffers: Sequence[memoryview
     return encoded
 
 
+class _Decoders(dict[int, Callable[[Any, list[Any]], Any]]):
+    """What makes a value of body and buffers, by codec."""
+
+    def __missing__(self, codec: int) -> Callable[[Any, list[Any]], Any]:
+        raise ValueError(f"codec {codec} is unknown")
+
+
+DECODERS = _Decoders({NONE: lambda body, buffers: None, PICKLE: loads})  # noqa: ARG005
+DECODERS.update((STRUCT + number, decode) for number, decode in enumerate(STRUCT_DECODERS))
+
+
 def decode(codec: int, body: Any, buffers: list[Any]) -> Any:
     """Make the value.
 
     Raises:
         Exception: Whatever its parts raise, and ``ValueError`` for a codec that is none.
     """
-    if codec == NONE:
-        return None
-    if codec == PICKLE:
-        return loads(body, buffers)
-    if codec < STRUCT:
-        raise ValueError(f"codec {codec} is unknown")
-    return decode_struct(codec - STRUCT, body, buffers)
+    return DECODERS[codec](body, buffers)

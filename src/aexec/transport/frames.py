@@ -40,6 +40,7 @@ __all__ = (
     "pack",
     "pack_table",
     "parse",
+    "parse_plain",
     "unpack_table",
 )
 
@@ -81,6 +82,13 @@ class Flag(enum.IntFlag):
 
 _KINDS = {int(kind): kind for kind in Kind}
 _BULK, _LONG_BODY, _TRAILER = (int(flag) for flag in Flag)
+
+# A header without flags and releases, read by words: magic version kind | codec, flags, releases | ...
+_PLAIN = struct.Struct("<IIIIqQ")
+_FIRST = MAGIC | VERSION << 16
+_PLAIN_KINDS = {_FIRST | kind << 24: kind for kind in Kind if kind not in (Kind.RELEASE, Kind.SEGMENT)}
+_MOST_CODECS = 0xFF  # a greater word has flags or releases
+_HEADER_SIZE, _unpack_plain, _pack_plain = HEADER.size, _PLAIN.unpack_from, _PLAIN.pack  # looked up once
 
 
 class Frame(NamedTuple):
@@ -195,6 +203,8 @@ def pack(
     releases: Sequence[int] = (),
 ) -> bytes:
     """A frame, without its trailer: one that has buffers and no ``bulk`` is padded for it."""
+    if not num_buffers and not releases and not long_body:  # as most
+        return _pack_plain(_FIRST | kind << 24, codec, len(body), 0, call, lease) + body
     flags = (_BULK if bulk else _TRAILER) if num_buffers else 0
     if long_body:
         flags |= _LONG_BODY
@@ -207,6 +217,17 @@ def pack(
         head += struct.pack(f"<{len(releases)}Q", *releases)
     frame = head + body
     return frame.ljust(align(len(frame)), b"\0") if flags & _TRAILER else frame
+
+
+def parse_plain(data: bytes | bytearray | memoryview) -> tuple[Kind, int, int, memoryview] | None:
+    """Kind, call, codec and body of a frame that has nothing else, as most; None: see :func:`parse`."""
+    if len(data) < _HEADER_SIZE:
+        return None
+    word, codec, length, num_buffers, call, _ = _unpack_plain(data)
+    kind = _PLAIN_KINDS.get(word)
+    if kind is None or codec > _MOST_CODECS or num_buffers or length != len(data) - _HEADER_SIZE:
+        return None
+    return kind, call, codec, memoryview(data)[_HEADER_SIZE:]
 
 
 def parse(data: bytes | bytearray | memoryview) -> Head:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from aexec.errors import ChannelClosed, MessageNotDecoded
-from aexec.transport.codec import decode
-from aexec.transport.frames import BadFrame, Frame, Head, Kind, parse, unpack_table
-from aexec.transport.links import Data, Link
+from aexec.transport.codec import DECODERS, decode
+from aexec.transport.frames import BadFrame, Frame, Head, Kind, parse, parse_plain, unpack_table
+from aexec.transport.links import Data, Receiver
 from aexec.transport.mapping import Mappings
 from aexec.transport.writer import Writer
 
@@ -19,6 +19,8 @@ __all__ = ("SEGMENT_SIZE", "Inbox")
 
 SEGMENT_SIZE = struct.Struct("<Q")  # body of a SEGMENT frame; 0: the segment is gone
 
+_tuple: Any = tuple
+_new_frame: Callable[..., Frame] = _tuple.__new__  # what Frame() calls, without the call of Python's around it
 GOODBYE, RELEASE, SEGMENT = Kind.GOODBYE, Kind.RELEASE, Kind.SEGMENT  # looked up once, and never hashed
 
 
@@ -38,7 +40,7 @@ class Inbox:
         self.received = 0
         self._writer, self._holder = writer, holder
 
-    def take(self, link: Link) -> Frame | None:
+    def take(self, link: Receiver) -> Frame | None:
         """Receive a frame; None: there is none, or it was about memory.
 
         Raises:
@@ -46,20 +48,39 @@ class Inbox:
         """
         try:
             data, fds = link.receive()
-            frame = self.open(data, fds) if data else None
         except BlockingIOError:
             return None
         except BadFrame as error:
-            raise ChannelClosed(self.name, f"the peer sent what is no frame: {error}") from None
+            raise self._garbled(error) from None
         except OSError as error:
             raise ChannelClosed(self.name, f"the peer is gone ({error.strerror or error})") from None
+        plain = parse_plain(data)
+        if plain is not None:
+            self.received += 1
+            kind, call, codec, body = plain
+            if kind is GOODBYE:
+                raise self._goodbye()
+            try:
+                return _new_frame(Frame, (kind, call, DECODERS[codec](body, []), fds, None))
+            except Exception as error:  # noqa: BLE001 - as in _decoded
+                return self._undecoded(kind, call, fds, error)
         if not data:
             raise ChannelClosed(self.name, "the peer is gone")
+        try:
+            frame = self._open(data, fds)
+        except BadFrame as error:
+            raise self._garbled(error) from None
         if frame is not None and frame.kind is GOODBYE:
-            raise ChannelClosed(self.name, "the peer said goodbye", orderly=True)
+            raise self._goodbye()
         return frame
 
-    def open(self, data: Data, fds: tuple[int, ...] = ()) -> Frame | None:
+    def _garbled(self, error: BadFrame) -> ChannelClosed:
+        return ChannelClosed(self.name, f"the peer sent what is no frame: {error}")
+
+    def _goodbye(self) -> ChannelClosed:
+        return ChannelClosed(self.name, "the peer said goodbye", orderly=True)
+
+    def _open(self, data: Data, fds: tuple[int, ...]) -> Frame | None:
         """The frame; None: it was about memory.
 
         Raises:
@@ -88,13 +109,17 @@ class Inbox:
         else:
             buffers = self._buffers(head)
         body = buffers.pop(0) if head.long_body else head.body
+        return self._decoded(head.kind, head.call, head.codec, body, buffers, fds)
+
+    def _decoded(self, kind: Kind, call: int, codec: int, body: Any, buffers: list[Any], fds: tuple[int, ...]) -> Frame:
         try:
-            return Frame(head.kind, head.call, decode(head.codec, body, buffers), fds)
+            return Frame(kind, call, decode(codec, body, buffers), fds)
         except Exception as error:  # noqa: BLE001 - users' classes raise what they like; it is told to the caller
-            what = f"{head.kind.name} of call {head.call}"
-            return Frame(
-                head.kind, head.call, None, fds, MessageNotDecoded(self.name, what, f"{type(error).__name__}: {error}")
-            )
+            return self._undecoded(kind, call, fds, error)
+
+    def _undecoded(self, kind: Kind, call: int, fds: tuple[int, ...], error: Exception) -> Frame:
+        what = f"{kind.name} of call {call}"
+        return Frame(kind, call, None, fds, MessageNotDecoded(self.name, what, f"{type(error).__name__}: {error}"))
 
     def _buffers(self, head: Head) -> list[Any]:
         if head.bulk is not None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from aexec.transport.frames import MAX_FRAME, BadFrame
 
-__all__ = ("Link", "PacketLink", "Parts", "SocketLink", "StreamLink", "seqpacket_pair", "stream_pair")
+__all__ = ("Link", "PacketLink", "Parts", "Receiver", "SocketLink", "StreamLink", "seqpacket_pair", "stream_pair")
 
 MAX_FDS = 16  # descriptors with one frame
 MAX_STREAMED = 1 << 40  # bytes of a frame on a stream: more is garbage
@@ -26,6 +26,8 @@ SEND_BUFFER = 1 << 20  # bytes
 _LENGTH = struct.Struct("<Q")
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # plain numbers: flags of the enum kind take longer than recvmsg
+_NOW = int(socket.MSG_DONTWAIT)  # whatever the mode of the socket, which is that of patient_receiver()
+_NOW_CLOEXEC = _NOW | _CLOEXEC
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 Data = bytes | bytearray | memoryview
@@ -33,7 +35,21 @@ Parts = Sequence[bytes | memoryview]
 """One frame, in pieces."""
 
 
-class Link(Protocol):
+class Receiver(Protocol):
+    """Where frames come from."""
+
+    def receive(self) -> tuple[Data, tuple[int, ...]]:
+        """A frame and its descriptors; an empty one: the peer is gone.
+
+        Raises:
+            BlockingIOError: None is there.
+            BadFrame: What is there is none.
+            OSError: The peer is gone.
+        """
+        ...
+
+
+class Link(Receiver, Protocol):
     """One end of a line, without a notion of what frames mean. It never blocks.
 
     Attributes:
@@ -52,16 +68,6 @@ class Link(Protocol):
 
     def flush(self) -> bool:
         """Go on with a frame that was not taken; True: it is now."""
-        ...
-
-    def receive(self) -> tuple[Data, tuple[int, ...]]:
-        """A frame and its descriptors; an empty one: the peer is gone.
-
-        Raises:
-            BlockingIOError: None is there.
-            BadFrame: What is there is none.
-            OSError: The peer is gone.
-        """
         ...
 
     def watch(self, loop: AbstractEventLoop, readable: Callable[[], object]) -> None:
@@ -150,17 +156,10 @@ class SocketLink:
 
     def _receive(self, num_bytes: int) -> tuple[bytes, tuple[int, ...]]:
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(num_bytes, _ANCILLARY, _CLOEXEC)
+            data, ancillary, flags, _ = self.sock.recvmsg(num_bytes, _ANCILLARY, _NOW_CLOEXEC)
         except ConnectionResetError:  # the peer ended and left something unread: said once, before its last frames
-            data, ancillary, flags, _ = self.sock.recvmsg(num_bytes, _ANCILLARY, _CLOEXEC)
-        if not ancillary and not flags & _TRUNCATED:
-            return data, ()
-        fds = _descriptors(ancillary)
-        if flags & _TRUNCATED:
-            for fd in fds:
-                os.close(fd)
-            raise BadFrame(f"it has more than {MAX_FRAME} bytes or more than {MAX_FDS} descriptors")
-        return data, fds
+            data, ancillary, flags, _ = self.sock.recvmsg(num_bytes, _ANCILLARY, _NOW_CLOEXEC)
+        return data, _whole(ancillary, flags)
 
 
 class PacketLink(SocketLink):
@@ -168,15 +167,20 @@ class PacketLink(SocketLink):
 
     shares_memory = True
 
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._recvmsg, self._send = sock.recvmsg, sock.send  # looked up once
+
     def send(self, parts: Parts, fds: Sequence[int]) -> bool:
         """As it says in :class:`Link`."""
         try:
             if fds:
-                socket.send_fds(self.sock, list(parts), list(fds))
+                rights = array.array("i", fds)
+                self.sock.sendmsg(parts, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _NOW)
             elif len(parts) == 1:
-                self.sock.send(parts[0])
+                self._send(parts[0], _NOW)
             else:
-                self.sock.sendmsg(parts)
+                self.sock.sendmsg(parts, (), _NOW)
         except BlockingIOError:
             return self._keep(parts, fds)
         return True
@@ -193,7 +197,35 @@ class PacketLink(SocketLink):
 
     def receive(self) -> tuple[bytes, tuple[int, ...]]:
         """As it says in :class:`Link`."""
-        return self._receive(MAX_FRAME)
+        return self._take(_NOW_CLOEXEC)
+
+    def patient_receiver(self, seconds: float) -> Receiver:
+        """What receives as this does, and sleeps so long for a frame: one system call where a poll makes it two."""
+        whole = int(seconds)
+        limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        os.set_blocking(self.sock.fileno(), True)  # the socket object goes on to take it for one that never blocks
+        return _PatientReceiver(self._take)
+
+    def _take(self, how: int) -> tuple[bytes, tuple[int, ...]]:
+        try:
+            data, ancillary, flags, _ = self._recvmsg(MAX_FRAME, _ANCILLARY, how)
+        except ConnectionResetError:  # as in _receive
+            return self._receive(MAX_FRAME)
+        if ancillary or flags & _TRUNCATED:
+            return data, _whole(ancillary, flags)
+        return data, ()
+
+
+class _PatientReceiver:
+    """Receives by sleeping."""
+
+    def __init__(self, take: Callable[[int], tuple[bytes, tuple[int, ...]]]) -> None:
+        self._take = take
+
+    def receive(self) -> tuple[bytes, tuple[int, ...]]:
+        """As it says in :class:`Receiver`."""
+        return self._take(_CLOEXEC)
 
 
 class StreamLink(SocketLink):
@@ -280,6 +312,16 @@ def _after(parts: Parts, sent: int) -> Parts:
             return [memoryview(part)[sent:], *parts[index + 1 :]]
         sent -= len(part)
     return ()
+
+
+def _whole(ancillary: Sequence[tuple[int, int, Any]], flags: int) -> tuple[int, ...]:
+    """The descriptors of a frame, which is to be whole."""
+    fds = _descriptors(ancillary) if ancillary else ()
+    if flags & _TRUNCATED:
+        for fd in fds:
+            os.close(fd)
+        raise BadFrame(f"it has more than {MAX_FRAME} bytes or more than {MAX_FDS} descriptors")
+    return fds
 
 
 def _descriptors(ancillary: Sequence[tuple[int, int, Any]]) -> tuple[int, ...]:

@@ -71,7 +71,8 @@ class LoopChannel:
         self.shares_memory = self._link.shares_memory
         self._writer, self._on_frame, self._on_gone, self._hot = writer, on_frame, on_gone, hot
         self._inbox = Inbox(name, writer, self, self._released)
-        self._outbox = Outbox(writer, self._inbox.mappings)
+        self._mappings = self._inbox.mappings
+        self._outbox = Outbox(writer, self._mappings)
         self._bound = queue
         self._queue: deque[_Waiting] = deque()
         self._blocked = self._receiving = self._returning = False
@@ -133,6 +134,24 @@ class LoopChannel:
         """Raise ``ChannelFull`` if another frame may not wait."""
         if len(self._queue) >= self._bound:
             raise ChannelFull(self.name, len(self._queue))
+
+    @property
+    def is_free(self) -> bool:
+        """Open, and a frame would be with the kernel at once; nothing has to go along with it."""
+        return self._closed is None and not self._queue and not self._blocked and not self._mappings.released
+
+    def put(self, kind: Kind, frame: bytes) -> None:
+        """Send a whole frame, while the channel is free."""
+        self._outbox.sent += 1
+        try:
+            taken = self._link.send((frame,), ())
+        except OSError as error:
+            self._not_sent(error)
+            return
+        if not taken:
+            self._hold()
+        if self._hot is not None and kind is MESSAGE:
+            self._hot.asked()
 
     def post(self, kind: Kind, call: int, encoded: Encoded, placed: Placed | None, fds: Sequence[int] = ()) -> None:
         """Send a frame whose bulk is in its place, or comes there; see ``Writer.send``."""
@@ -204,9 +223,13 @@ class LoopChannel:
             self._not_sent(error)
             return
         if not taken:
-            self._blocked = True
-            assert self._loop is not None, "a channel is opened before it is used"
-            self._link.watch_writable(self._loop, self._writable)
+            self._hold()
+
+    def _hold(self) -> None:
+        """Send no more until there is room."""
+        self._blocked = True
+        assert self._loop is not None, "a channel is opened before it is used"
+        self._link.watch_writable(self._loop, self._writable)
 
     def _not_sent(self, error: OSError) -> None:
         """If the peer is gone, whoever receives learns of it, after its last frame; else a frame is lost: the end."""
@@ -250,30 +273,32 @@ class LoopChannel:
     # Receiving.
 
     def _readable(self) -> None:
+        """Receive one frame: if there are more the loop says so again, and others had their turn."""
         self._receiving = True
         try:
-            self._receive()  # one frame: if there are more the loop says so again, and others had their turn
-        finally:
-            self._receiving = False
-        if self._inbox.mappings.released and self._closed is None:
-            self._give_back()
-
-    def _receive(self) -> None:
-        try:
             frame = self._inbox.take(self._link)
+            if frame is not None and frame.kind is not PREWAKE:
+                if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
+                    self._hot.answered()
+                try:
+                    self._on_frame(frame)
+                except Exception as fault:  # noqa: BLE001 - see there
+                    self._failed_on(frame, fault)
+            del frame  # before what it held is looked for
         except ChannelClosed as error:
             self._end(error)
             self._on_gone(error)
             return
-        if frame is not None and frame.kind is not PREWAKE:
-            if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
-                self._hot.answered()
-            try:
-                self._on_frame(frame)
-            except Exception as fault:  # noqa: BLE001 - whoever waits for what it brought must not wait for ever
-                get_logger().exception("a frame could not be dealt with", channel=self.name, frame=frame.kind.name)
-                self._end(ChannelClosed(self.name, f"this end failed on a frame: {fault!r}"))
-                self._on_gone(self._again())
+        finally:
+            self._receiving = False
+        if self._mappings.released and self._closed is None:
+            self._give_back()
+
+    def _failed_on(self, frame: Frame, fault: Exception) -> None:
+        """Whoever waits for what it brought must not wait for ever."""
+        get_logger().exception("a frame could not be dealt with", channel=self.name, frame=frame.kind.name)
+        self._end(ChannelClosed(self.name, f"this end failed on a frame: {fault!r}"))
+        self._on_gone(self._again())
 
     def _released(self) -> None:
         """On any thread, whenever the last view of something received has gone: say so, soon."""

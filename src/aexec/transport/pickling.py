@@ -24,7 +24,7 @@ import numpy as np
 from aexec.transport.callables import can_be_imported
 from aexec.transport.frames import INLINE
 
-__all__ = ("dumps", "loads", "pickled")
+__all__ = ("dumps", "is_plain", "loads", "pickled")
 
 _PLAIN = frozenset((type(None), bool, int, float))
 _TEXT = frozenset((str, bytes))
@@ -76,6 +76,21 @@ def _is_simple(value: Any, depth: int = 3) -> bool:
         return False
     for part in value:  # noqa: SIM110 - a generator takes longer than all of this
         if not _is_simple(part, depth - 1):
+            return False
+    return True
+
+
+def is_plain(value: Any, depth: int = 3) -> bool:
+    """True for a few values of the types that msgpack knows exactly; no tuples, which it takes for lists."""
+    kind = _type_of(value)
+    if kind in _PLAIN:
+        return True
+    if kind in _TEXT:
+        return len(value) <= INLINE
+    if kind is not list or len(value) > _FEW or not depth:
+        return False
+    for part in value:  # noqa: SIM110 - as above
+        if not is_plain(part, depth - 1):
             return False
     return True
 

@@ -16,9 +16,9 @@ from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutp
 from aexec.messages.control import CallMethod, Dump, Greet, Ping, Pong, Revoke, Shutdown
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
 from aexec.transport.frames import INLINE
-from aexec.transport.pickling import dumps, loads
+from aexec.transport.pickling import dumps, is_plain, loads
 
-__all__ = ("STRUCTS", "decode_struct", "encode_struct")
+__all__ = ("STRUCTS", "STRUCT_DECODERS", "STRUCT_ENCODERS")
 
 _Packed = tuple[bytes, list[memoryview]]
 
@@ -37,24 +37,25 @@ class _Codec(NamedTuple):
 class _Execute(msgspec.Struct, array_like=True):
     """``pickled``: a payload of another kind."""
 
-    step: int
+    step: StepId
     payload: SchedulerOutput | None
     num_tokens: int | None
     pickled: bytes | None = None
 
 
 class _Result(msgspec.Struct, array_like=True):
-    """``pickled``: an output of another kind."""
+    """``plain``: an output of built-in types; ``pickled``: one of another kind."""
 
-    step: int
-    output: ModelRunnerOutput | None
+    step: StepId
+    output: ModelRunnerOutput | None = None
+    plain: Any = None
     pickled: bytes | None = None
 
 
 class _Sample(msgspec.Struct, array_like=True):
     """``bitmask``: the rows if they are few; else they are a buffer."""
 
-    step: int
+    step: StepId
     request_ids: list[str] | None = None
     dtype: str = ""
     shape: tuple[int, ...] = ()
@@ -95,7 +96,7 @@ def _execute() -> _Codec:
     def made(body: Any, buffers: list[Any]) -> ExecuteModel:
         wire = decode(body)
         payload = wire.payload if wire.pickled is None else loads(wire.pickled, buffers)
-        return ExecuteModel(StepId(wire.step), payload, wire.num_tokens)
+        return ExecuteModel(wire.step, payload, wire.num_tokens)
 
     return _Codec(encode, made)
 
@@ -107,13 +108,16 @@ def _result() -> _Codec:
         output = message.output
         if output is None or (type(output) is ModelRunnerOutput and output.kv_connector_output is None):
             return _encode(_Result(message.step, output)), []  # a connector's events are of types of its own
+        if is_plain(output):
+            return _encode(_Result(message.step, None, output)), []
         stream, buffers = _pickled(output)
-        return _encode(_Result(message.step, None, stream)), buffers
+        return _encode(_Result(message.step, None, None, stream)), buffers
 
     def made(body: Any, buffers: list[Any]) -> StepResult:
         wire = decode(body)
-        output = wire.output if wire.pickled is None else loads(wire.pickled, buffers)
-        return StepResult(StepId(wire.step), output)
+        if wire.pickled is not None:
+            return StepResult(wire.step, loads(wire.pickled, buffers))
+        return StepResult(wire.step, wire.plain if wire.output is None else wire.output)
 
     return _Codec(encode, made)
 
@@ -124,10 +128,10 @@ def _sample() -> _Codec:
     def made(body: Any, buffers: list[Any]) -> SampleTokens:
         wire = decode(body)
         if wire.request_ids is None:
-            return SampleTokens(StepId(wire.step))
+            return SampleTokens(wire.step)
         rows = buffers[0] if wire.bitmask is None else wire.bitmask
         bitmask = np.frombuffer(rows, wire.dtype).reshape(wire.shape)
-        return SampleTokens(StepId(wire.step), GrammarOutput(request_ids=wire.request_ids, bitmask=bitmask))
+        return SampleTokens(wire.step, GrammarOutput(request_ids=wire.request_ids, bitmask=bitmask))
 
     return _Codec(_encode_sample, made)
 
@@ -181,24 +185,10 @@ _SPECIAL: dict[type[Any], Callable[[], _Codec]] = {
     CallMethod: _call,
 }
 _CODECS = [_SPECIAL[kind]() if kind in _SPECIAL else _plain(kind) for kind in STRUCTS]
-_NUMBERS: dict[Any, int] = {kind: number for number, kind in enumerate(STRUCTS)}
+STRUCT_DECODERS = tuple(codec.decode for codec in _CODECS)
+"""By the number of their type."""
 
-
-def encode_struct(message: Any) -> tuple[int, bytes, list[memoryview]] | None:
-    """Number of its type, body and buffers; None: it goes by pickle."""
-    number = _NUMBERS.get(type(message))
-    if number is None:
-        return None
-    try:
-        return (number, *_CODECS[number].encode(message))
-    except Exception:  # noqa: BLE001 - pickle takes more, and says better what it does not take
-        return None
-
-
-def decode_struct(number: int, body: Any, buffers: list[Any]) -> Any:
-    """The message.
-
-    Raises:
-        Exception: The body is not one of this type.
-    """
-    return _CODECS[number].decode(body, buffers)
+STRUCT_ENCODERS: dict[Any, tuple[int, Callable[[Any], _Packed]]] = {
+    kind: (number, codec.encode) for number, (kind, codec) in enumerate(zip(STRUCTS, _CODECS, strict=True))
+}
+"""By type: its number, and what makes body and buffers; raises for what has to go by pickle."""

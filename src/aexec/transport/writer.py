@@ -14,7 +14,7 @@ from aexec.errors import ArenaFull
 from aexec.observe import get_logger
 from aexec.transport.arena import Arena, ArenaStatistics, HeldLease, Lease
 from aexec.transport.codec import Encoded, encode
-from aexec.transport.frames import Bulk, Kind, pack_table
+from aexec.transport.frames import Bulk, Kind, pack, pack_table
 from aexec.transport.segments import Allocate, memory_file
 
 __all__ = ("DEFAULT_LIMIT", "Placed", "Sender", "Writer")
@@ -58,6 +58,15 @@ class Sender(Hashable, Protocol):
 
     def check_room(self) -> None:
         """Raise ``ChannelFull`` if another frame may not wait."""
+        ...
+
+    @property
+    def is_free(self) -> bool:
+        """Open, and a frame would be with the kernel at once; nothing has to go along with it."""
+        ...
+
+    def put(self, kind: Kind, frame: bytes) -> None:
+        """Send a whole frame, of a channel that is free."""
         ...
 
     def post(self, kind: Kind, call: int, encoded: Encoded, placed: Placed | None, fds: Sequence[int]) -> None:
@@ -110,7 +119,17 @@ class Writer:
             ChannelFull: One of the channels takes no more. In all three cases nothing was
                 sent to anybody.
         """
-        self.send_encoded(channels, kind, call, encode(value))
+        encoded = encode(value)
+        if not encoded.lengths:
+            for channel in channels:
+                if not channel.is_free:
+                    break
+            else:
+                frame = pack(kind, call, encoded.codec, encoded.body)  # the same for all
+                for channel in channels:
+                    channel.put(kind, frame)
+                return
+        self.send_encoded(channels, kind, call, encoded)
 
     def send_encoded(
         self, channels: Sequence[Sender], kind: Kind, call: int, encoded: Encoded, fds: Sequence[int] = ()

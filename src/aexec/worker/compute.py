@@ -278,7 +278,10 @@ def enter_inference_mode(guard: contextlib.ExitStack) -> bool:
 
     This module never imports torch.
     """
-    mode = getattr(sys.modules.get("torch"), "inference_mode", None)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    mode = getattr(torch, "inference_mode", None)
     if mode is not None:
         guard.enter_context(mode())
     return mode is not None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from aexec.errors import ActorStopped, AexecError, ChannelClosed, ProtocolError, StepStateError
@@ -29,6 +29,9 @@ from aexec.worker.host import WorkerHost
 from aexec.worker.rank import RankState
 
 __all__ = ("DeviceThread",)
+
+
+_MESSAGE = Kind.MESSAGE  # looked up once
 
 
 class DeviceThread:
@@ -96,42 +99,43 @@ class DeviceThread:
         self._line.send(Kind.EVENT, 0, PhaseReached(phase))
 
     def _serve(self, guard: contextlib.ExitStack) -> None:
-        while not self._rank.ending:
-            frame = self._line.receive()
-            if frame is None or frame.kind is not Kind.MESSAGE:
+        line, rank, modules = self._line, self._rank, sys.modules
+        while not rank.ending:
+            frame = line.receive()
+            if frame is None or frame.kind is not _MESSAGE:
                 continue
-            if self._inference and enter_inference_mode(guard):
+            if self._inference and "torch" in modules and enter_inference_mode(guard):
                 self._inference = False
             self._handle(frame)
             del frame  # while we wait, its arrays are nobody's, and their memory is free again
 
     def _handle(self, frame: Frame) -> None:
-        message: object = frame.value
-        handler = self._handlers.get(type(message))
-        if frame.error is not None:
+        message: Any = frame.value
+        handler = self._handlers.get(message.__class__)
+        if handler is not None and frame.error is None and self._rank.constructed:
+            handler(frame.call, message)
+        elif frame.error is not None:
             self._answers.fail(frame.call, "a message", frame.error)
-        elif handler is None or not self._rank.constructed:
+        else:
             what = type(message).__name__
             why = "which has no worker" if handler else "and does not belong on its work line"
             self._answers.fail(frame.call, what, ProtocolError(f"{what} was sent to {self._rank!r}, {why}"))
-        else:
-            handler(frame.call, message)
 
     def _execute(self, call: int, message: ExecuteModel) -> None:
-        step = message.step
+        step, host = message.step, self._host
         try:
-            forward = self._steps.execute(message, samples=self._host.samples)
+            forward = self._steps.execute(message, samples=host.samples)
         except StepStateError as refused:
             self._answers.fail(call, "execute_model", refused)
         else:
-            value, error = self._run("execute_model", partial(self._host.execute_model, message), step)
+            value, error = self._run("execute_model", step, host.execute_model, message)
             if forward is None:
                 self._step_ended(step, call, None, value, error)
             else:
                 forward.error = error
                 self._steps.forward_ended(step, error)
                 if error is not None:
-                    self._sample_ready()  # it holds up no younger step any longer
+                    self._sample_all(self._steps.take_ready())  # it holds up no younger step any longer
         self._rank.step_ended(self._tell_steps)
 
     def _sample(self, call: int, message: SampleTokens) -> None:
@@ -143,14 +147,12 @@ class DeviceThread:
             if forward.error is not None:
                 self._answers.fail(call, "execute_model", forward.error)
             else:
-                self._steps.ask(Sampling(message.step, message.grammar, call, forward))
-                self._sample_ready()
+                self._sample_all(self._steps.ask(Sampling(message.step, message.grammar, call, forward)))
         self._rank.step_ended(self._tell_steps)
 
-    def _sample_ready(self) -> None:
-        for ready in self._steps.take_ready():
-            work = partial(self._host.sample_tokens, ready.step, ready.grammar)
-            value, error = self._run("sample_tokens", work, ready.step)
+    def _sample_all(self, samplings: list[Sampling[int]]) -> None:
+        for ready in samplings:
+            value, error = self._run("sample_tokens", ready.step, self._host.sample_tokens, ready.step, ready.grammar)
             self._step_ended(ready.step, ready.reply, ready.forward, value, error)
 
     def _step_ended(
@@ -176,7 +178,7 @@ class DeviceThread:
             self._answers.fail(call, target.name, ActorStopped(target.name, "its caller is gone"))
             return
         now_runs(claim)
-        value, error = self._run(target.name, partial(target.call, *message.args, **message.kwargs))
+        value, error = self._run(target.name, None, target.call, *message.args, **message.kwargs)
         now_runs(None)
         self._rank.claims.end()
         if error is not None:
@@ -186,13 +188,15 @@ class DeviceThread:
         else:
             self._answers.reply(call, target.name, value)
 
-    def _run(self, phase: str, work: Callable[[], Any], step: StepId | None = None) -> tuple[Any, Exception | None]:
+    def _run(
+        self, phase: str, step: StepId | None, work: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Exception | None]:
         """Do it: what it gave, or what it raised."""
         value: Any = None
         error: Exception | None = None
         self._rank.begin(phase, step)
         try:
-            value = work()
+            value = work(*args, **kwargs)
         except Exception as raised:  # noqa: BLE001 - it belongs to whoever asked
             error = raised
         self._rank.begin("idle")  # after anything worse the phase stays: it is told
@@ -203,8 +207,9 @@ class DeviceThread:
 
     @property
     def _host(self) -> WorkerHost:
-        assert self._rank.host is not None
-        return self._rank.host
+        host = self._rank.host
+        assert host is not None
+        return host
 
     def _shut_down(self) -> None:
         """The last hook; the control thread runs it if it is ``async def``."""

@@ -55,6 +55,7 @@ class WorkerHost:
         self.samples = self.dynamic = False
         self.wants_inference_mode = True
         self._worker: Any = None
+        self._is_output_rank = context.rank == context.output_rank
 
     def __repr__(self) -> str:
         return f"<WorkerHost rank {self.context.rank}: {self.worker_name or 'not constructed'}>"
@@ -128,21 +129,27 @@ class WorkerHost:
 
     def execute_model(self, step: ExecuteModel) -> Any:
         """The worker's forward pass; what it returns goes as :meth:`sample_tokens` says."""
-        return self._outgoing(self.target("execute_model").call(step))
+        output = self._step_method("execute_model")(step)
+        return output if output is None or self._is_output_rank else _connector_part(output)
 
     def sample_tokens(self, step: StepId, grammar: GrammarOutput | None) -> Any:
         """The worker's sampling; of other ranks than the output rank only the KV connector's part leaves."""
-        return self._outgoing(self.target("sample_tokens").call(step, grammar))
+        output = self._step_method("sample_tokens")(step, grammar)
+        return output if output is None or self._is_output_rank else _connector_part(output)
 
     def shutdown(self) -> None:
         """The worker's last hook, if it has one."""
         if "shutdown" in self.methods:
             self._worker.shutdown()
 
-    def _outgoing(self, output: Any) -> Any:
-        if self.context.rank == self.context.output_rank:
-            return output
-        return output.kv_connector_output if isinstance(output, ModelRunnerOutput) else None
+    def _step_method(self, name: str) -> Callable[..., Any]:
+        """As it is now, since others may replace it; a plain one, which was seen to when the worker was made."""
+        found = getattr(self._worker, name, None)
+        return found if callable(found) else self.target(name).call
+
+
+def _connector_part(output: Any) -> Any:
+    return output.kv_connector_output if isinstance(output, ModelRunnerOutput) else None
 
 
 def _call_only(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import ConfigError
 from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from aexec.messages.kv import KVHoldings
 from aexec.messages.lifecycle import ModelInfo
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.model.base import ModelRunner
@@ -16,6 +17,7 @@ from aexec.model.build import build_runner
 from aexec.model.dummy.settings import is_dummy
 from aexec.parallel.link import LinkStatistics
 from aexec.worker.context import WorkerContext
+from aexec.worker.kv.steps import connector_of, make_connector, reported, run_step
 from aexec.worker.model_operations import WorkerOperations
 from aexec.worker.pipeline import RankPipeline
 from aexec.worker.profiler import RankProfiler
@@ -55,6 +57,7 @@ class ModelWorker(WorkerOperations):
         )
         self.pipeline = RankPipeline(context, self.runner, model_config.model)
         self.profiler = RankProfiler(context.rank, context.generation, uses_torch=not is_dummy(model_config.model))
+        self.connector = make_connector(cache_config, context, self.runner)
 
     def __repr__(self) -> str:
         return f"<ModelWorker rank {self.context.rank}: {self.runner!r}>"
@@ -110,21 +113,34 @@ class ModelWorker(WorkerOperations):
                 "for payloads of your own bring a worker_cls"
             )
         with self.profiler.span(f"execute_model step {step.step}"):
-            self.pipeline.run(step.step, step.payload)
-        return ModelRunnerOutput() if step.num_tokens == 0 else None
+            run_step(self.connector, step.step, step.payload, self.pipeline.run)
+        return reported(self.connector, step.step, ModelRunnerOutput()) if step.num_tokens == 0 else None
 
     def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None) -> ModelRunnerOutput | None:
-        """Sample the oldest forward pass, which is that of ``step_id``; None on ranks that keep no logits."""
+        """Sample the oldest forward pass, which is that of ``step_id``.
+
+        Ranks that keep no logits return None, or what their connector reports.
+        """
         if self.context.rank != self.context.output_rank:
-            return None
+            return reported(self.connector, step_id, None)
         with self.profiler.span(f"sample_tokens step {step_id}"):
-            return self.runner.sample_tokens(grammar)
+            return reported(self.connector, step_id, self.runner.sample_tokens(grammar))
 
     def pipeline_statistics(self) -> LinkStatistics:
         """How much went from stage to stage, and how long this rank stood still for it."""
         return self.pipeline.statistics()
 
+    def kv_identity(self, *, afresh: bool = False) -> bytes:
+        """What the KV of this rank depends on; see ``aexec.worker.kv.base``."""
+        return connector_of(self.connector).identity(afresh=afresh)
+
+    def kv_attach(self, epoch: int, identities: list[bytes]) -> KVHoldings:
+        """Attach this rank's connector; see ``aexec.worker.kv.base``."""
+        return connector_of(self.connector).attach(epoch, identities)
+
     def shutdown(self) -> None:
         """Write what is still recorded, and leave the other ranks."""
         self.profiler.close()
+        if self.connector is not None:
+            self.connector.close()
         self.pipeline.close()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aexec.messages.control import Pong
 from aexec.worker.claims import Claims
@@ -18,6 +19,10 @@ from aexec.worker.host import WorkerHost
 from aexec.worker.stacks import thread_stack
 
 __all__ = ("RankState",)
+
+_tuple: Any = tuple
+_new: Callable[..., Pulse] = _tuple.__new__  # what Pulse() calls: four are made for each step
+_monotonic = time.monotonic
 
 #: Their frames lead to the work of the main thread, and are no part of it.
 _OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("device.py", "process.py"))
@@ -56,7 +61,7 @@ class RankState:
 
     def begin(self, phase: str, step: int | None = None) -> None:
         """The main thread does something else now."""
-        self.pulse = Pulse(phase, time.monotonic(), self.pulse.step if step is None else step)
+        self.pulse = _new(Pulse, (phase, _monotonic(), self.pulse[2] if step is None else step))
 
     def step_ended(self, tell: Callable[[], None]) -> None:
         """The main thread is through with a step message; ``tell`` if that was waited for."""

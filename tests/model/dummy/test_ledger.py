@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aexec.errors import ProtocolError
 from aexec.messages import CachedRequestData, NewRequestData, SamplingParams, SchedulerOutput
+from aexec.messages.batch import PLACEHOLDER
 from aexec.model.dummy.ledger import BatchLedger
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -205,3 +206,33 @@ def test_a_consistent_scheduler_is_believed(random: Any, num_steps: int) -> None
     assert {name: entry.block_ids for name, entry in ledger.entries.items()} == {
         name: request["blocks"] for name, request in scheduler.live.items()
     }
+
+
+def test_a_placeholder_is_what_was_sampled_last(ledger: BatchLedger) -> None:
+    """It is appended itself, so that the KV of what follows is that of the token."""
+    (span,) = ledger.apply(SchedulerOutput(cached=cached("a", [], [], 4), num_scheduled_tokens={"a": 2}))
+    span.entry.unheard.append(42)
+    (span,) = ledger.apply(SchedulerOutput(cached=cached("a", [PLACEHOLDER], [], 6), num_scheduled_tokens={"a": 1}))
+    assert (span.entry.token_ids[-1], span.entry.unheard, span.is_sampled) == (42, [], True)
+
+
+def test_a_placeholder_for_nothing_is_refused(ledger: BatchLedger) -> None:
+    """Nothing has been sampled that it could stand for."""
+    ledger.apply(SchedulerOutput(cached=cached("a", [], [], 4), num_scheduled_tokens={"a": 2}))
+    with pytest.raises(ProtocolError, match=r"has new_token_ids \[-1\]: expected \[\], which were sampled"):
+        ledger.apply(SchedulerOutput(cached=cached("a", [PLACEHOLDER], [], 6), num_scheduled_tokens={"a": 1}))
+
+
+def test_a_rank_that_does_not_sample_takes_any_token_for_a_placeholder() -> None:
+    """It never learns which; what it does know is checked as ever."""
+    ledger = BatchLedger(num_blocks=10, block_size=4, max_model_len=20, vocab_size=100, samples=False)
+    prompt = [1, 2, 3, 4, 5, 6]
+    ledger.apply(SchedulerOutput(new=[new("a", prompt, [1, 2])], num_scheduled_tokens={"a": 6}))
+    for computed in (6, 7):
+        step = cached("a", [PLACEHOLDER], [], computed)
+        ledger.apply(SchedulerOutput(cached=step, num_scheduled_tokens={"a": 1}))
+    shared = new("b", [*prompt, 42, 43, 44], [1, 2, 3], computed=8)
+    ledger.apply(SchedulerOutput(new=[shared], num_scheduled_tokens={"b": 1}))
+    other = new("c", [9, *prompt[1:], 42, 43, 44], [1, 2, 4], computed=8)
+    with pytest.raises(ProtocolError, match="reads block 1 at position 0"):
+        ledger.apply(SchedulerOutput(new=[other], num_scheduled_tokens={"c": 1}))

@@ -6,6 +6,7 @@ import pytest
 
 from aexec.errors import ProtocolError
 from aexec.messages import CachedRequestData, NewRequestData, SamplingParams, SchedulerOutput
+from aexec.messages.batch import PLACEHOLDER
 from aexec.model.transformer.live_requests import LiveRequests
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -74,3 +75,43 @@ def test_contradictions_are_refused(batch, words) -> None:
     live.apply(SchedulerOutput(new=[new("a")]), block_size=4)
     with pytest.raises(ProtocolError, match=words):
         live.apply(batch, block_size=4)
+
+
+def test_a_placeholder_becomes_the_token_that_the_rank_sampled() -> None:
+    """It is appended like one that was told."""
+    live = LiveRequests()
+    live.apply(SchedulerOutput(new=[new("a")]), block_size=4)
+    live["a"].sampling.sampled = 77
+    live.apply(SchedulerOutput(cached=cached("a", [PLACEHOLDER], [], 5)), block_size=4)
+    assert live["a"].token_ids == [0, 1, 2, 3, 4, 77]
+
+
+def test_ranks_that_share_layers_are_told_by_the_one_that_samples() -> None:
+    """All placeholders of a step at once, in batch order; the others bring nothing of their own."""
+    asked = []
+
+    def tell(sampled: list[int | None]) -> list[int]:
+        asked.append(sampled)
+        return [70 + place for place in range(len(sampled))]
+
+    live = LiveRequests(tell)
+    live.apply(SchedulerOutput(new=[new(name) for name in "abc"]), block_size=4)
+    columns = CachedRequestData(
+        request_ids=list("abc"),
+        new_token_ids=[[PLACEHOLDER], [9], [PLACEHOLDER]],
+        new_block_ids=[[], [], []],
+        num_computed_tokens=[5, 5, 5],
+    )
+    live.apply(SchedulerOutput(cached=columns), block_size=4)
+    assert asked == [[None, None]]
+    assert [live[name].token_ids[-1] for name in "abc"] == [70, 9, 71]
+    live.apply(SchedulerOutput(cached=cached("a", [1], [], 6)), block_size=4)
+    assert len(asked) == 1
+
+
+def test_a_placeholder_without_a_token_is_refused() -> None:
+    """The step that samples it was never sampled here."""
+    live = LiveRequests()
+    live.apply(SchedulerOutput(new=[new("a")]), block_size=4)
+    with pytest.raises(ProtocolError, match="1 requests are to go on with the token sampled last, and none was"):
+        live.apply(SchedulerOutput(cached=cached("a", [PLACEHOLDER], [], 5)), block_size=4)

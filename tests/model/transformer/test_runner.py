@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 import torch
 
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import OutOfMemory, ProtocolError, UnsupportedModel
-from aexec.messages import SchedulerOutput
+from aexec.messages import ModelRunnerOutput, SamplingParams, SchedulerOutput
+from aexec.messages.batch import PLACEHOLDER
 from aexec.model.base import ModelRunner
+from aexec.model.sampling.state import SamplingState
 from aexec.model.transformer import runner as torch_runner
 from aexec.model.transformer.hooks import Stage
 from aexec.model.transformer.runner import TorchRunner
@@ -245,3 +248,38 @@ def test_a_model_that_attends_past_the_cache_is_refused(tiny_model, ready_runner
     runner._store.model.module.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM attends in a way of its own, past our KV cache"):
         runner.compile_or_warm_up()
+
+
+class Blind:
+    """Tells the runner no token that it has sampled itself."""
+
+    def __init__(self, runner):
+        self.runner, self.num_placeholders = runner, 0
+
+    def execute_model(self, batch):
+        columns = batch.cached
+        news = [[PLACEHOLDER] * len(tokens) for tokens in columns.new_token_ids]
+        self.num_placeholders += sum(map(len, news))
+        self.runner.execute_model(
+            msgspec.structs.replace(batch, cached=msgspec.structs.replace(columns, new_token_ids=news))
+        )
+
+    def sample_tokens(self, grammar):
+        return self.runner.sample_tokens(grammar)
+
+
+def test_a_placeholder_is_the_token_that_was_sampled_last(llama, toy_scheduler) -> None:
+    """A step may go on with tokens that only the runner knows; the text is the same."""
+    expected = {name: alone(llama, toy_scheduler, name, temperature=1.0, seed=5) for name in PROMPTS}
+    scheduler, blind = toy_scheduler(block_size=8, budget=100), Blind(llama)
+    for name, prompt in PROMPTS.items():
+        scheduler.add(name, prompt, 8, temperature=1.0, seed=5)
+    assert scheduler.run(blind) == expected
+    assert blind.num_placeholders == 3 * 7
+
+
+def test_a_request_that_could_not_be_sampled_spoils_no_step_behind(llama, toy_scheduler) -> None:
+    """Its placeholder is some token: nobody will look at what comes of it."""
+    states = [SamplingState(name, SamplingParams(temperature=0.0), [1], 1) for name in "ab"]
+    torch_runner._remember(states, ModelRunnerOutput(request_ids=["b"], sampled_token_ids=[[7]], errors={"a": "NaN"}))
+    assert [state.sampled for state in states] == [0, 7]

@@ -36,7 +36,7 @@ from aexec.messages.control import CallMethod, Greet, Hello, Shutdown
 from aexec.messages.process import Ended, Launch, PhaseReached, ProgressMade
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId
 from aexec.observe import get_logger
-from aexec.transport import Frame, HotWindow, Kind, Writer
+from aexec.transport import Frame, HotWindow, Kind, LoopChannel, Writer
 from aexec.transport.pickling import pickled
 from aexec.worker.context import WorkerContext, place_worker
 from aexec.worker.placement import processors_of_gpu
@@ -44,6 +44,8 @@ from aexec.worker.remote import RemoteFailure, rebuild
 
 __all__ = ("MultiprocGroup",)
 
+_STEPS = (ExecuteModel, SampleTokens)
+_MESSAGE, _REPLY = Kind.MESSAGE, Kind.REPLY  # looked up once, and never hashed
 _GREET, _SHUTDOWN = -1, -2  # calls of the group's own
 _SERVER_PATIENCE = 2.0  # seconds that the fork server may take to end, once its workers have
 
@@ -56,6 +58,7 @@ class MultiprocGroup(WorkerGroup):
     def __init__(self, plan: GroupPlan) -> None:
         super().__init__(plan)
         self._ranks = plan.config.parallel.world_size
+        self._sink_replied = plan.sink.replied
         self._workers: list[WorkerProcess] = []
         self._outputs: list[WorkerOutput] = []
         self._greeting = Greeting(self._ranks)
@@ -64,7 +67,7 @@ class MultiprocGroup(WorkerGroup):
         self._rendezvous: Rendezvous | None = None
         self._writer: Writer | None = None
         self._spin = spin_of(plan.config, self._ranks)
-        self._hot = HotWindow(self._spin)
+        self._hot = HotWindow(self._spin) if self._spin else None
         self._methods: Mapping[str, bool] = {}
         self._steps = 0  # step messages sent so far
         self._stopping = self._stopped = False
@@ -109,17 +112,38 @@ class MultiprocGroup(WorkerGroup):
     def send(self, call: int, message: Message[Any], ranks: Sequence[int]) -> None:
         """Encode a message once and send it down the lines that it belongs to."""
         assert self._writer is not None
+        chosen = self._workers if len(ranks) == self._ranks else [self._workers[rank] for rank in ranks]
+        if isinstance(message, _STEPS):
+            self._send_step(call, message, chosen)
+            return
         beside = _is_beside(message, self._methods)
         if isinstance(message, CallMethod) and beside:
             message = msgspec.structs.replace(message, after=self._steps)
-        chosen = [self._workers[rank] for rank in ranks]
         lines = [worker.control_line if beside else worker.work_line for worker in chosen]
-        self._writer.send(lines, Kind.MESSAGE, call, message)
-        self._steps += isinstance(message, ExecuteModel | SampleTokens)
-        if isinstance(message, ExecuteModel):
-            self._hot.unanswered(len(lines))  # those that are answered after all are not waited for
+        self._writer.send(lines, _MESSAGE, call, message)
         for worker in chosen:
             worker.work.sent(call, message, beside=beside)
+
+    def _send_step(self, call: int, message: ExecuteModel | SampleTokens, workers: Sequence[WorkerProcess]) -> None:
+        assert self._writer is not None
+        if isinstance(message, SampleTokens) and message.grammar is not None and len(workers) > 1:
+            self._send_masked(call, message, {worker.rank: worker.work_line for worker in workers})
+        else:
+            self._writer.send([worker.work_line for worker in workers], _MESSAGE, call, message)
+        self._steps += 1
+        if self._hot is not None and isinstance(message, ExecuteModel):
+            self._hot.unanswered(len(workers))  # those that are answered after all are not waited for
+        for worker in workers:
+            worker.work.step_sent(call, message)
+
+    def _send_masked(self, call: int, message: SampleTokens, lines: dict[int, LoopChannel]) -> None:
+        """A bitmask goes to the rank that samples; the others are told to go on (SO-06)."""
+        assert self._writer is not None
+        output_rank = self.plan.config.parallel.output_rank
+        sampler = [line for rank, line in lines.items() if rank == output_rank]
+        self._writer.send(sampler, Kind.MESSAGE, call, message)
+        others = [line for rank, line in lines.items() if rank != output_rank]
+        self._writer.send(others, Kind.MESSAGE, call, SampleTokens(message.step))
 
     async def stop(self, grace: float) -> Sequence[str]:
         """Ask, wait, make: whatever state each worker is in."""
@@ -217,10 +241,17 @@ class MultiprocGroup(WorkerGroup):
         server.start(rank, env, worker.work_end.fileno(), worker.output.write_end)
 
     def _heard(self, rank: int, frame: Frame) -> None:
-        if frame.error is not None:
-            self._failed(rank, frame.call, frame.error)
-        elif frame.kind is Kind.REPLY:
-            self._replied(rank, frame.call, frame.value)
+        kind, call, value, _, error = frame
+        if error is not None:
+            self._failed(rank, call, error)
+        elif kind is _REPLY:
+            worker = self._workers[rank]
+            worker.work.ended(call)
+            if call > 0:
+                self._sink_replied(call, rank, value)
+            elif call == _GREET:
+                worker.phase = ""
+                self._greeting.answered(rank, value)
         elif frame.kind is Kind.FAILURE:
             failure = frame.value
             step = self._workers[rank].work.step_of(frame.call) if isinstance(failure, MessageNotDecoded) else None
@@ -229,15 +260,6 @@ class MultiprocGroup(WorkerGroup):
                 self._make_up_for(self._workers[rank], step)
         else:
             self._event(self._workers[rank], frame.value)
-
-    def _replied(self, rank: int, call: int, value: Any) -> None:
-        worker = self._workers[rank]
-        worker.work.ended(call)
-        if call > 0:
-            self.plan.sink.replied(call, rank, value)
-        elif call == _GREET:
-            worker.phase = ""
-            self._greeting.answered(rank, value)
 
     def _failed(self, rank: int, call: int, error: AexecError) -> None:
         self._workers[rank].work.ended(call)
@@ -296,7 +318,7 @@ def _is_beside(message: Message[Any], methods: Mapping[str, bool]) -> bool:
         if isinstance(message.method, str):
             return methods.get(message.method, False)
         return inspect.iscoroutinefunction(message.method)
-    return not isinstance(message, ExecuteModel | SampleTokens)
+    return not isinstance(message, _STEPS)
 
 
 def _ask(worker: WorkerProcess, grace: float) -> None:

@@ -34,15 +34,20 @@ class RankWork:
         """The oldest that it has not ended; ``idle`` without one."""
         return next(iter(self._open.values()), None) or next(iter(self._beside.values()), "idle")
 
+    def step_sent(self, call: int, message: ExecuteModel | SampleTokens) -> None:
+        """It was told one half of a step."""
+        step = self._steps[call] = message.step
+        if isinstance(message, ExecuteModel):
+            self.step = step
+            self._launches[step] = call
+            self._open[step,] = "execute_model"
+        else:
+            self._open[step,] = "sample_tokens"
+
     def sent(self, call: int, message: Message[Any], *, beside: bool = False) -> None:
         """It was told to do something, maybe ``beside`` its other work; whatever is no work is left out."""
-        if isinstance(message, ExecuteModel):
-            self.step = self._steps[call] = message.step
-            self._launches[message.step] = call
-            self._open[message.step,] = "execute_model"
-        elif isinstance(message, SampleTokens):
-            self._steps[call] = message.step
-            self._open[message.step,] = "sample_tokens"
+        if isinstance(message, ExecuteModel | SampleTokens):
+            self.step_sent(call, message)
         elif isinstance(message, CallMethod):
             into = self._beside if beside else self._open
             into[call] = message.method if isinstance(message.method, str) else name_of(message.method)

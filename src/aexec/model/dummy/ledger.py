@@ -15,15 +15,20 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aexec.errors import ProtocolError
-from aexec.messages.batch import NewRequestData, SchedulerOutput
+from aexec.messages.batch import PLACEHOLDER, NewRequestData, SchedulerOutput
 from aexec.messages.request import SamplingParams
 from aexec.model.sampling.noise import mix64
 
 __all__ = ("BatchLedger", "LedgerEntry", "ScheduledSpan")
+
+#: A hash of tokens that this rank does not know, as another one samples; it passes for any.
+_UNKNOWN = 2**64 - 1
+_NONSENSE = np.uint64(0x5EED)  # changes what is computed on top of a block that holds nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +45,7 @@ class LedgerEntry:
         block_ids: Its blocks, in order of position.
         slots: For each position that the blocks hold, its place in the cache.
         prefix_hashes: For each token, a hash of it and of all before it.
+        is_spoiled: It has a block that holds nothing; see :meth:`BatchLedger.spoil`.
         unheard: Tokens that were sampled and that the scheduler has not sent back yet.
     """
 
@@ -53,6 +59,7 @@ class LedgerEntry:
     slots: array[int] = field(default_factory=lambda: array("q"))
     prefix_hashes: array[int] = field(default_factory=lambda: array("Q"))
     unheard: list[int] = field(default_factory=list[int])
+    is_spoiled: bool = False
 
     @property
     def prompt(self) -> list[int]:
@@ -64,12 +71,12 @@ class LedgerEntry:
         self.token_ids.extend(tokens)
         last = self.prefix_hashes[-1] if self.prefix_hashes else 0
         for token in tokens:
-            last = mix64(last ^ mix64(token + 1))
+            unknown = token == PLACEHOLDER or last == _UNKNOWN
+            last = _UNKNOWN if unknown else mix64(last ^ mix64(token + 1))
             self.prefix_hashes.append(last)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSpan:
+class ScheduledSpan(msgspec.Struct, frozen=True, gc=False):
     """Tokens ``start`` to ``end`` of one request, to be run in one step."""
 
     entry: LedgerEntry
@@ -94,6 +101,7 @@ class BatchLedger:
         self._max_model_len, self._vocab_size = max_model_len, vocab_size
         self._kv = np.zeros(num_blocks * block_size, dtype=np.uint64)
         self._holders: dict[int, set[str]] = {}
+        self._spoiled: set[int] = set()
         self.entries: dict[str, LedgerEntry] = {}
 
     def __repr__(self) -> str:
@@ -104,6 +112,15 @@ class BatchLedger:
     def num_bytes(self) -> int:
         """What the simulated KV takes."""
         return self._kv.nbytes
+
+    def block(self, block_id: int) -> NDArray[np.uint64]:
+        """The simulated KV of one block, to be read or to be filled."""
+        self._spoiled.discard(block_id)
+        return self._kv[block_id * self._block_size : (block_id + 1) * self._block_size]
+
+    def spoil(self, block_ids: Sequence[int]) -> None:
+        """These hold nothing, and the scheduler does not know it yet: whoever has them computes nonsense until then."""
+        self._spoiled.update(block_ids)
 
     def apply(self, batch: SchedulerOutput) -> list[ScheduledSpan]:
         """Learn the deltas of a step and store its KV; spans come in the order of the batch.
@@ -167,14 +184,15 @@ class BatchLedger:
         name, expected = entry.request_id, entry.num_computed_tokens
         if computed != expected:
             raise _wrong(name, f"has num_computed_tokens {computed}: expected {expected}")
-        if self._samples and tokens != entry.unheard:
-            raise _wrong(name, f"has new_token_ids {tokens}: expected {entry.unheard}, which were sampled")
+        if self._samples:
+            tokens = _told(entry, tokens)
         entry.unheard = []
         self._append_tokens(entry, tokens)
         self._claim(entry, blocks)
 
     def _append_tokens(self, entry: LedgerEntry, tokens: list[int]) -> None:
-        outside = [token for token in tokens if not 0 <= token < self._vocab_size]
+        least = 0 if self._samples else PLACEHOLDER
+        outside = [token for token in tokens if not least <= token < self._vocab_size]
         if outside:
             raise _wrong(entry.request_id, f"has token {outside[0]}: expected ids from 0 to {self._vocab_size - 1}")
         entry.append(tokens)
@@ -193,6 +211,9 @@ class BatchLedger:
             if holders and end > entry.num_computed_tokens:
                 raise _wrong(name, f"would write block {block}, which request {min(holders)} holds")
             holders.add(name)
+            if end > entry.num_computed_tokens:
+                self._spoiled.discard(block)
+            entry.is_spoiled = entry.is_spoiled or block in self._spoiled
             entry.block_ids.append(block)
             entry.slots.extend(range(block * self._block_size, (block + 1) * self._block_size))
 
@@ -210,16 +231,33 @@ class BatchLedger:
 
     def _write(self, span: ScheduledSpan) -> None:
         slots, hashes = _slots_and_hashes(span.entry)
-        self._kv[slots[span.start : span.end]] = hashes[span.start : span.end]
+        computed = hashes[span.start : span.end]
+        self._kv[slots[span.start : span.end]] = computed ^ _NONSENSE if span.entry.is_spoiled else computed
 
     def _verify(self, span: ScheduledSpan) -> None:
         entry = span.entry
+        if entry.is_spoiled:
+            return
         slots, hashes = _slots_and_hashes(entry)
-        wrong = (self._kv[slots[: span.end]] != hashes[: span.end]).nonzero()[0]
+        stored, expected = self._kv[slots[: span.end]], hashes[: span.end]
+        differs = stored != expected
+        if not self._samples:
+            differs &= (stored != _UNKNOWN) & (expected != _UNKNOWN)
+        wrong = differs.nonzero()[0]
         if len(wrong):
             block = entry.block_ids[int(wrong[0]) // self._block_size]
             problem = f"reads block {block} at position {wrong[0]} and finds the KV of something else"
             raise _wrong(entry.request_id, f"{problem}: it was overwritten, or never computed for these tokens")
+
+
+def _told(entry: LedgerEntry, tokens: list[int]) -> list[int]:
+    """What the scheduler says was sampled, with the token itself for a placeholder."""
+    told = tokens
+    if tokens and tokens[-1] == PLACEHOLDER and len(entry.unheard) == len(tokens):
+        told = [*tokens[:-1], *entry.unheard[len(tokens) - 1 :]]
+    if told != entry.unheard:
+        raise _wrong(entry.request_id, f"has new_token_ids {tokens}: expected {entry.unheard}, which were sampled")
+    return told
 
 
 def _slots_and_hashes(entry: LedgerEntry) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutp
 from aexec.messages.request import TokenLogprobs
 from aexec.model.base import ModelInfo
 from aexec.model.dummy.distribution import DummyDistribution
+from aexec.model.dummy.kv_access import DummyKVAccess
 from aexec.model.dummy.ledger import BatchLedger, LedgerEntry, ScheduledSpan
 from aexec.model.dummy.settings import DUMMY_EOS_TOKEN_ID, DummySettings, is_dummy
 from aexec.model.dummy.store import DummyStore
@@ -69,8 +71,7 @@ class _Launched:
     prompt_logprobs: dict[str, list[TokenLogprobs]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True, gc=False):
     entry: LedgerEntry
     position: int
     state: int  # hash of the seeds and of all tokens so far
@@ -114,6 +115,7 @@ class DummyRunner:
         self._store = DummyStore(self.settings, self._make_ledger)
         self.operations = ModelOperations(self._store, self._forget, lambda: len(self._launched))
         self.operations.load_weights()
+        self.kv_access = DummyKVAccess(self._store, self.operations.residency, self._cache.block_size)
 
     def __repr__(self) -> str:
         done = f"{self._steps} steps, {self._tokens} tokens"
@@ -187,6 +189,7 @@ class DummyRunner:
             dtype="none",
             device="cpu",
             peak_memory_bytes=peak_host_bytes(),
+            resolves_placeholders=True,
         )
 
     def execute_model(self, batch: SchedulerOutput) -> None:
@@ -293,7 +296,7 @@ class DummyRunner:
 
     def _state(self, entry: LedgerEntry, place: int) -> int:
         """What decides the token after the one at ``place``."""
-        return self._distribution.state(entry.prefix_hashes[place], entry.sampling)
+        return self._distribution.state(entry.prefix_hashes[place] ^ entry.is_spoiled, entry.sampling)
 
     def _sample(self, rows: Sequence[_Row], grammar: GrammarOutput | None) -> tuple[dict[str, int], dict[str, str]]:
         """Tokens and errors, by request id."""
@@ -311,7 +314,7 @@ class DummyRunner:
                 )
             else:
                 tokens[name] = token
-                row.entry.unheard = [token]
+            row.entry.unheard.append(tokens.get(name, 0))  # after an error any will do
         return tokens, errors
 
     def _masks(self, rows: Sequence[_Row], grammar: GrammarOutput | None) -> dict[int, NDArray[np.bool_]]:

@@ -11,6 +11,7 @@ the set depends on the logits and never on the order in which equal ones were so
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = ("CutOffs", "Entries", "add_bias", "allow_bits", "cut_off_levels", "forbid", "penalise", "weigh")
 
@@ -66,10 +68,16 @@ def allow_bits(logits: Tensor, rows: Sequence[int], bitmask: NDArray[np.int32]) 
             ``t // 32`` allows token ``t``; bits past the vocabulary mean nothing.
     """
     octets = torch.as_tensor(np.ascontiguousarray(bitmask).astype("<i4").view(np.uint8), device=logits.device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    bits = ((octets[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]]
-    where = torch.tensor(rows, device=logits.device)
-    logits.index_copy_(0, where, logits.index_select(0, where).masked_fill_(bits == 0, -math.inf))
+    # An octet at a time by a table, and added: several times as fast as a mask of Booleans.
+    added = functional.embedding(octets.int(), _octet_table(logits.device)).flatten(1)[:, : logits.shape[1]]
+    logits.index_add_(0, torch.tensor(rows, device=logits.device), added)
+
+
+@functools.cache
+def _octet_table(device: torch.device) -> Tensor:
+    """For each octet what its bits add to eight logits: nothing, or minus infinity; float32 ``[256, 8]``."""
+    bits = np.arange(256)[:, None] >> np.arange(8) & 1
+    return torch.as_tensor(np.where(bits, np.float32(0), np.float32(-np.inf)), device=device)
 
 
 def add_bias(logits: Tensor, at: Entries, bias: Tensor) -> None:

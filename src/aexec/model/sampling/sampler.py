@@ -128,6 +128,8 @@ def _tokens(
 
 
 def _choices(logits: Tensor, peaks: Tensor, states: Sequence[SamplingState], sampled: list[int]) -> Tensor:
+    if not sampled:
+        return logits.argmax(1)
     if len(sampled) == len(states):
         return _draw(logits, peaks, states)
     tokens = torch.empty(len(states), dtype=torch.int64, device=logits.device)

@@ -75,6 +75,8 @@ class SamplingState:
             the sampler only reads it.
         num_prompt_tokens: How many of them are the prompt.
         stop_token_ids: Not allowed while fewer than ``params.min_tokens`` tokens are out.
+        sampled: The token that this rank sampled last, which the scheduler may not have told
+            yet; any token after an error, as nothing comes of the request any longer.
 
     Raises:
         ProtocolError: It is to be sampled and has no seed, which the engine should have drawn.
@@ -85,6 +87,7 @@ class SamplingState:
     token_ids: list[int]
     num_prompt_tokens: int
     stop_token_ids: Sequence[int] = ()
+    sampled: int | None = None
     _always_edited: bool = field(init=False, repr=False)
     _bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = field(default=None, init=False, repr=False)
     _counts: TokenCounts | None = field(default=None, init=False, repr=False)

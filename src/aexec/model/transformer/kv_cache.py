@@ -98,7 +98,7 @@ class KVCache:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self._pools: list[Tensor] = []  # each [num_layers, 2, num_blocks, block_size, num_heads, head_dim]
+        self._pools: list[Tensor] = []
         for shape in dict.fromkeys(shapes.values()):
             layers = [layer for layer, its_shape in shapes.items() if its_shape == shape]
             size = (len(layers), 2, num_blocks, block_size, shape.num_heads, shape.head_dim)
@@ -112,6 +112,11 @@ class KVCache:
             f"<KVCache: {self.num_blocks} blocks of {self.block_size} positions, {len(self.keys)} layers, "
             f"{self.num_bytes / 2**20:,.1f} MiB>"
         )
+
+    @property
+    def pools(self) -> list[Tensor]:
+        """The memory, each ``[num_layers, 2, num_blocks, block_size, num_heads, head_dim]``: keys, then values."""
+        return self._pools
 
     @property
     def num_bytes(self) -> int:

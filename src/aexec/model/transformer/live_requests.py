@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aexec.errors import ProtocolError
-from aexec.messages.batch import CachedRequestData, NewRequestData, SchedulerOutput
+from aexec.messages.batch import PLACEHOLDER, CachedRequestData, NewRequestData, SchedulerOutput
 from aexec.model.sampling.state import SamplingState
 from aexec.model.transformer.inputs import ScheduledTokens
 
@@ -37,9 +37,15 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All of them, by id."""
+    """All of them, by id.
 
-    def __init__(self) -> None:
+    Args:
+        tell: Turns the tokens that this rank has sampled last of some requests, None where it
+            has not, into those that the sampling rank has; all ranks ask for the same requests.
+    """
+
+    def __init__(self, tell: Callable[[list[int | None]], list[int]] | None = None) -> None:
+        self._tell = tell or _own_tokens
         self._requests: dict[str, LiveRequest] = {}
         self._forgotten = ""
         self._filled: set[int] | None = None  # blocks that hold KV since; None: there was no reason to ask
@@ -67,6 +73,11 @@ class LiveRequests:
         """What the KV cache holds is void: requests have to come again, as new, with nothing computed."""
         self._requests.clear()
         self._forgotten, self._filled = why, set()
+
+    def filled(self, block_ids: Sequence[int]) -> None:
+        """These blocks hold KV that no request here has computed."""
+        if self._filled is not None:
+            self._filled.update(block_ids)
 
     def apply(self, batch: SchedulerOutput, block_size: int) -> list[int]:
         """Learn what the scheduler says.
@@ -111,14 +122,32 @@ class LiveRequests:
 
     def _extend(self, cached: CachedRequestData) -> list[int]:
         fresh: list[int] = []
+        awaited: list[LiveRequest] = []
         columns = zip(
             cached.request_ids, cached.new_token_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         )
         for request_id, tokens, blocks, num_computed_tokens in columns:
             request = self[request_id]
             request.token_ids.extend(tokens)
+            if tokens and tokens[-1] == PLACEHOLDER:
+                awaited.append(request)
             request.num_computed_tokens = num_computed_tokens
             if blocks:
                 request.block_ids = np.concatenate([request.block_ids, np.array(blocks, dtype=np.int64)])
                 fresh += blocks
+        if awaited:
+            told = self._tell([request.sampling.sampled for request in awaited])
+            for request, token in zip(awaited, told, strict=True):
+                request.token_ids[-1] = token
         return fresh
+
+
+def _own_tokens(sampled: list[int | None]) -> list[int]:
+    """Those of a rank that samples by itself."""
+    tokens = [token for token in sampled if token is not None]
+    if len(tokens) < len(sampled):
+        raise ProtocolError(
+            f"{len(sampled) - len(tokens)} requests are to go on with the token sampled last, and none was sampled: "
+            "expected SampleTokens of the step before"
+        )
+    return tokens

@@ -30,6 +30,7 @@ from aexec.model.sources.sharded import RankPlace
 from aexec.model.transformer.attention import AttentionStep
 from aexec.model.transformer.hooks import Stage
 from aexec.model.transformer.inputs import ScheduledTokens, StepInputs, build_inputs, prompt_rows
+from aexec.model.transformer.kv_access import TorchKVAccess
 from aexec.model.transformer.kv_cache import KVCache, blocks_for, budget_for
 from aexec.model.transformer.live_requests import LiveRequests
 from aexec.model.transformer.loader import LoadedModel, free_bytes, load_model
@@ -39,6 +40,7 @@ from aexec.parallel.tensor import TensorGroup
 __all__ = ("TorchRunner", "TorchRunnerStatistics")
 
 _MOST_PENDING = 64
+_ANY = [0]  # token
 
 
 class TorchRunnerStatistics(NamedTuple):
@@ -116,10 +118,11 @@ class TorchRunner:
         place = RankPlace(tp_rank, tp_size, self._stage.rank, self._stage.size)
         self._store = TorchStore(model.model, self._load, cache, self._device, find=self._find, place=place)
         self._sampler: Sampler | None = None
-        self._requests = LiveRequests()
+        self._requests = LiveRequests(None if tp_size == 1 else self._tell)
         self._pending: deque[_Pending] = deque()
         self._steps = self._tokens = 0
         self.operations = ModelOperations(self._store, self._requests.forget_all, lambda: len(self._pending))
+        self.kv_access = TorchKVAccess(self._store, self.operations.residency, self._requests.filled)
 
     def __repr__(self) -> str:
         store = self._store
@@ -210,6 +213,7 @@ class TorchRunner:
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(self._device),
             peak_memory_bytes=torch.cuda.max_memory_allocated(self._device) if on_cuda else peak_host_bytes(),
+            resolves_placeholders=True,
         )
 
     def execute_model(self, batch: SchedulerOutput) -> None:
@@ -266,6 +270,7 @@ class TorchRunner:
         pending = self._pending.popleft()
         found = _prompt_logprobs(pending)
         output = self._sampler.sample(pending.logits[: len(pending.sampled)], pending.sampled, grammar)
+        _remember(pending.sampled, output)
         if not found:
             return output
         return ModelRunnerOutput(
@@ -334,8 +339,20 @@ class TorchRunner:
         logits: Tensor = module(**arguments, logits_to_keep=keep).logits
         return logits[0].float()
 
+    def _tell(self, sampled: list[int | None]) -> list[int]:
+        """The tokens of the group's first rank, which samples, on all its ranks."""
+        group = TensorGroup.checked(self._tensor_process_group, self._tp_rank, self._tp_size)
+        return group.told_by_first([token or 0 for token in sampled])
+
     def _blank_incoming(self, num_tokens: int) -> Tensor | None:
         return None if self._stage.is_first else self.blank_hidden(num_tokens)
+
+
+def _remember(states: list[SamplingState], output: ModelRunnerOutput) -> None:
+    """What was sampled, for a step that goes on with it before the scheduler tells it."""
+    tokens = dict(zip(output.request_ids, output.sampled_token_ids, strict=True))
+    for state in states:
+        state.sampled = tokens.get(state.request_id, _ANY)[-1]
 
 
 def _prompt_logprobs(pending: _Pending) -> dict[str, list[TokenLogprobs]]:

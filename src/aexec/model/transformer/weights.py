@@ -153,6 +153,15 @@ class Weights:
                 yield name, weights[part.index].clone()  # not all of the matrix for each part of it
 
     @torch.inference_mode()
+    def pieces(self) -> Iterator[tuple[str, Tensor]]:
+        """What :meth:`tensors` gives, but each packed matrix is unpacked once only, under the name of its first layer."""
+        yield from self._plain.items()
+        first = {id(part.matrix): name for name, part in reversed(self._parts.items())}
+        for matrix in self._matrices:
+            for index, weight in enumerate(matrix.product.weights() or ()):
+                yield f"{first[id(matrix)]} {index}", weight
+
+    @torch.inference_mode()
     def drop(self) -> int:
         """Let all weights go; buffers and packed biases, which are small, stay. Returns bytes."""
         before = self.nbytes

@@ -1,0 +1,92 @@
+"""What the driver needs of whoever keeps the grammars of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from aexec.engine.grammar.following import RequestGrammar
+from aexec.engine.grammar.statistics import GrammarStatistics
+from aexec.engine.records import RequestUpdate
+from aexec.engine.request import Request
+from aexec.errors import AexecError, InvalidRequest
+from aexec.messages.batch import GrammarOutput
+from aexec.messages.structured import StructuredOutput
+
+__all__ = ("Masks", "NoMasks", "StepMasks")
+
+
+class Masks(NamedTuple):
+    """The bitmask of a step.
+
+    Attributes:
+        output: The rows.
+        failed: Requests that cannot go on, and why; they have no row, or one that allows everything.
+    """
+
+    output: GrammarOutput
+    failed: Mapping[str, AexecError]
+
+
+class StepMasks(Protocol):
+    """Compiles the grammars of requests, and makes the bitmask of a step for those that have one."""
+
+    def statistics(self) -> GrammarStatistics:
+        """Grammars in numbers."""
+        ...
+
+    def check(self, structured: StructuredOutput) -> None:
+        """Refuse what is certain not to compile, before its request is queued.
+
+        Raises:
+            AexecError: It cannot be had.
+        """
+        ...
+
+    async def compile(self, request: Request) -> RequestGrammar:
+        """The grammar of a request. Raises: it does not compile."""
+        ...
+
+    def constrained(self, sampled: Iterable[Request]) -> frozenset[str]:
+        """Those of the requests that a step samples which have a grammar; asked at each launch."""
+        ...
+
+    async def mask(self, request_ids: frozenset[str]) -> Masks:
+        """The bitmask of these; asked once all tokens before are told. Raises: the step cannot be sampled."""
+        ...
+
+    def accept(self, updates: Iterable[RequestUpdate]) -> list[RequestUpdate]:
+        """Learn the tokens that a step brought, before the next bitmask is asked for; may end their requests."""
+        ...
+
+
+class NoMasks:
+    """For engines without grammars."""
+
+    def statistics(self) -> GrammarStatistics:
+        """Nothing."""
+        return GrammarStatistics()
+
+    def check(self, structured: StructuredOutput) -> None:
+        """There are none.
+
+        Raises:
+            InvalidRequest: Always.
+        """
+        raise InvalidRequest(f"this engine keeps no grammars: expected a request without {structured.kind}")
+
+    async def compile(self, request: Request) -> RequestGrammar:
+        """Is never asked."""
+        raise NotImplementedError(f"no grammar is kept here, of {request!r} neither")
+
+    def constrained(self, sampled: Iterable[Request]) -> frozenset[str]:  # noqa: ARG002
+        """None."""
+        return frozenset()
+
+    async def mask(self, request_ids: frozenset[str]) -> Masks:
+        """Is never asked."""
+        raise NotImplementedError(f"no grammar is kept here, of {sorted(request_ids)} neither")
+
+    def accept(self, updates: Iterable[RequestUpdate]) -> list[RequestUpdate]:
+        """There is nothing to learn."""
+        return list(updates)
