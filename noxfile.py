@@ -123,19 +123,19 @@ def demo(session: nox.Session) -> None:
     session.run("aexec", "demo", *session.posargs, env=HERE)
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """The whole suite, with the torch runner and SmolLM2."""
-    install(session, "cli,models,otel,structured,uvloop", "test", model=True)
-    session.run("pytest", *session.posargs, env=HERE)
-
-
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
     """Run what takes an hour: ten thousand examples of each property, hundreds of killed workers."""
     install(session, "cli,models,otel,structured,uvloop", "test", model=True)
     long = ("tests/properties", "tests/faults/test_recovery_trials.py")
     session.run("pytest", "--hypothesis-profile=nightly", *(session.posargs or long), env=HERE)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The whole suite, with the torch runner and SmolLM2."""
+    install(session, "cli,models,otel,structured,uvloop", "test", model=True)
+    session.run("pytest", *session.posargs, env=HERE)
 
 
 @nox.session(default=False)

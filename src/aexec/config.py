@@ -285,8 +285,9 @@ class CacheConfig:
         _at_least(self, 2, "num_blocks")
         if self.connector is not None and not self.prefix_caching:
             raise ConfigError(
-                f"CacheConfig.connector is {self.connector!r} and prefix_caching is off: a connector finds blocks by "
-                "what they hold, which is prefix caching; turn it on"
+                f"CacheConfig.connector (kv_connector= of an engine) is {self.connector!r} and prefix_caching is off: "
+                "a connector finds blocks by what they hold, which is prefix caching; turn it on, or leave the "
+                "connector out"
             )
 
 
@@ -301,7 +302,7 @@ class SchedulerConfig:
         recovery_timeout: Seconds that a request which has not begun waits for workers that are
             being rebuilt; None: for as long as that takes.
         async_scheduling: Schedule and launch a step before the tokens of the last one are back;
-            None: where that is possible.
+            None: where that is possible; True where it is not is a ``ConfigError`` when the engine opens.
     """
 
     max_num_batched_tokens: int = 512
@@ -326,6 +327,8 @@ class StructuredOutputConfig:
         max_bytes: Length of a schema, an expression or a grammar at most.
         cache_size: Compiled grammars that are kept, the latest used.
         num_compilers: Processes that compile at a time; each is started when it is needed first.
+        max_num_compiling: Different grammars that may be compiled or wait for it at a time; the request of one more is
+            refused (``QueueFull``).
         mask_timeout: Seconds that the mask of one request may hold up a step; then that request fails.
         num_threads: Threads that share the masks of a step.
         preload: Make the library ready while the engine opens, if it is installed: 0.3 s for 50,000
@@ -337,11 +340,13 @@ class StructuredOutputConfig:
     max_bytes: int = 1 << 20
     cache_size: int = 64
     num_compilers: int = 2
+    max_num_compiling: int = 4096
     mask_timeout: float = 2.0
     num_threads: int = 2
     preload: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing meets."""
+        """Refuse a library that is not known, and limits that nothing meets."""
+        _one_of(self, "backend", "llguidance", "xgrammar")
         _at_least(self, 0.001, "compile_timeout", "mask_timeout")
-        _at_least(self, 1, "max_bytes", "cache_size", "num_compilers", "num_threads")
+        _at_least(self, 1, "max_bytes", "cache_size", "num_compilers", "max_num_compiling", "num_threads")

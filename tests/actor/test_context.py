@@ -280,3 +280,17 @@ async def test_an_actor_may_stop_itself(diary):
     await ref.ask(Ask("stop_self"))
     exit_ = await ref.stop()
     assert exit_.reason == "it stopped itself"
+
+
+async def test_what_an_actor_posts_itself_is_moot_once_it_ends(system, diary):
+    """It comes like any message, whoever's turn it is; when the actor ends it is counted, and nobody is warned."""
+    ref, actor = diary
+    actor.context.post(Note("in time"))
+    await actor.noted("in time")
+    with structlog.testing.capture_logs() as logs:
+        actor.context.post(Note("too late"))
+        await ref.stop()
+        actor.context.post(Note("later still"))
+    assert logs == []
+    assert actor.notes == ["in time"]
+    assert system.statistics().dead_letters.closed == 1

@@ -43,7 +43,7 @@ async def test_a_life_in_events():
             await ref.tell(Break())
     seen = [event async for event in events]
     reason = (
-        "RestartsExhausted: actor it has used up its 1 restarts within 60 s (Supervision.max_restarts, "
+        "RestartsExhausted: actor it has used up its one restart within 60 s (Supervision.max_restarts, "
         "Supervision.within); its last failure: ValueError: broken"
     )
     assert seen == [

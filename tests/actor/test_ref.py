@@ -93,6 +93,21 @@ async def test_messages_of_one_sender_keep_their_order(system):
     assert await ref.ask(Log()) == list(range(20))
 
 
+async def test_an_error_that_says_it_all_has_no_note(system):
+    """The actor's class says which ones; an asker who made the mistake need not know the actor."""
+
+    class Plain(Counter):
+        self_explanatory = (ValueError,)
+
+    ref = await system.spawn(Plain)
+    own, fault = ValueError("no such thing"), KeyError("a fault")
+    for error in (own, fault):
+        with pytest.raises(type(error)):
+            await ref.ask(Fail(error))
+    assert not hasattr(own, "__notes__")
+    assert len(fault.__notes__) == 1
+
+
 async def test_an_error_goes_to_the_asker_and_the_actor_lives(system):
     """The very exception is raised at the asker, with a note that names actor and message."""
     ref, _ = await spawn(system)

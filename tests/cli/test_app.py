@@ -82,6 +82,13 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pyte
         ([*GENERATE, "--prompt", "x", "-tp", "0"], 2, "tensor_parallel_size is 0"),
         ([*GENERATE, "--prompt", "x", "--executor", "uni", "-tp", "2"], 2, "asks for 2"),
         (["generate", "--model", "no/such/model", "--prompt", "x"], 2, "no/such/model"),
+        (["generate", "--model", "dummy", "hello"], 2, "a prompt is missing: give it as in --prompt 'Hello'"),
+        (
+            [*GENERATE, "--prompt", "x", "and", "more"],
+            2,
+            "'and more' belongs to no option: a prompt is given by --prompt",
+        ),
+        ([*GENERATE, "--prompt", "x", "--async-scheduling", "--executor", "mp", "-pp", "2"], 2, "cannot be"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line_and_code_2(
@@ -157,6 +164,16 @@ def test_several_answers_to_a_prompt_are_told_apart(capsys: pytest.CaptureFixtur
     single = lines_of_json(capsys.readouterr().out)
     assert [answer["token_ids"] for answer in single] == [answers[0]["token_ids"], answers[3]["token_ids"]]
     assert "sample" not in single[0]
+
+
+def test_a_prompt_that_fails_is_reported_once_for_all_its_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """However many were asked for; the number is the prompt's."""
+    drawn = [*GENERATE, "--temperature", "1", "--n", "3", "--prompt", "one", "--prompt", ""]
+    assert run(drawn) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("aexec: ")] == [
+        "aexec: prompt 2 of 2: the prompt is an empty text: expected at least one character"
+    ]
 
 
 def test_several_answers_are_printed_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from aexec.engine.allocation import KVAllocator
 from aexec.engine.blocks import BlockPool
-from aexec.engine.request import NEVER, Request, RequestStatus
+from aexec.engine.request import NEVER, Request
 from aexec.engine.samples import samples_of
 from aexec.messages.batch import KVConnectorOutput
 from aexec.messages.request import SamplingParams
@@ -194,9 +194,37 @@ def test_what_a_failed_request_computed_is_not_shared():
     kv = allocator()
     request = make("a")
     run(kv, request)
-    request.status = RequestStatus.FINISHED_FAILED
-    kv.release(request, keep=False)
+    assert kv.distrust([request], [request]) == []
+    kv.release(request)
     assert run(kv, make("b")) == (0, 10)
+
+
+def test_what_a_failed_request_found_stays():
+    """Others computed it, and were right."""
+    kv = allocator(num_blocks=30)
+    run(kv, make("first", 17))
+    failed = make("failed", 25)
+    assert run(kv, failed)[0] == 16
+    assert kv.distrust([failed], [failed]) == []
+    kv.release(failed)
+    assert run(kv, make("next", 25))[0] == 16
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_who_shared_what_a_failed_request_computed_is_told(has_ended):
+    """With all that it computed on top of it, though it has let go by now; who has only the common beginning goes on."""
+    kv = allocator(num_blocks=40)
+    first, failed, sharer = make("first", 9), make("failed", 17), make("sharer", 25)
+    for request in (first, failed, sharer):
+        run(kv, request)
+    assert (failed.num_cached_tokens, sharer.num_cached_tokens) == (8, 16)
+    if has_ended:
+        kv.release(sharer)
+    assert kv.distrust([failed], [first, failed, sharer]) == [sharer]
+    kv.release(failed)
+    kv.blocks.check_integrity()
+    assert kv.blocks.num_cached == 2
+    assert run(kv, make("next", 25))[0] == 8
 
 
 def test_after_a_reset_running_requests_add_nothing_that_rests_on_the_old():

@@ -8,7 +8,15 @@ import anyio
 import pytest
 
 from aexec.engine.calls import Abort
-from aexec.errors import InvalidRequest, ProtocolError, QueueFull, RequestAborted, RequestFailed, WorkerDied
+from aexec.errors import (
+    EngineDraining,
+    InvalidRequest,
+    ProtocolError,
+    QueueFull,
+    RequestAborted,
+    RequestFailed,
+    WorkerDied,
+)
 from aexec.messages.batch import ModelRunnerOutput
 from aexec.messages.request import SamplingParams
 from aexec.messages.step import StepResult
@@ -37,6 +45,24 @@ async def test_a_request_that_comes_during_a_step_is_in_the_next(engine):
         executor.release()
         await asyncio.gather(first, second)
         assert [len(step.payload.new) for step in executor.steps[:2]] == [1, 1]
+
+
+async def test_a_refusal_says_nothing_of_actors(engine):
+    """Whose request it is can mend it, and knows no driver."""
+    async with engine(max_num_waiting=1) as (llm, executor):
+        executor.hold()
+        refusals = []
+        for prompt, params in (([99_999_999], GREEDY), ("a", SamplingParams(n=2))):
+            with pytest.raises((InvalidRequest, QueueFull)) as caught:
+                await llm.complete(prompt, params)
+            refusals.append(caught.value)
+        executor.release()
+        await llm.drain()
+        with pytest.raises(EngineDraining) as caught:
+            await llm.complete("a", GREEDY)
+        refusals.append(caught.value)
+        assert [type(each) for each in refusals] == [InvalidRequest, QueueFull, EngineDraining]
+        assert [getattr(each, "__notes__", []) for each in refusals] == [[], [], []]
 
 
 async def test_an_idle_driver_does_nothing(engine):
@@ -125,15 +151,16 @@ async def test_an_output_that_makes_no_sense_ends_the_streams_and_hangs_none(eng
 
 
 async def test_a_fault_of_the_scheduler_ends_the_streams_and_hangs_none(engine, monkeypatch):
-    """Ours or not: who waits is told."""
+    """Ours or not: who waits is told, and nobody shares what may never have been computed."""
     async with engine() as (llm, executor):
         executor.hold()
-        reader = asyncio.create_task(llm.complete("a", GREEDY))
+        reader = asyncio.create_task(llm.complete([5] * 40, GREEDY))
         await executor.held.wait()
         monkeypatch.setattr(llm._frontend.driver._cell.actor._scheduler, "schedule", lambda **_: 1 // 0)
         executor.release()
         with pytest.raises(ZeroDivisionError):
             await reader
+        assert (await llm.statistics()).scheduler.prefix.num_cached_blocks == 0
 
 
 async def test_an_error_of_one_request_fails_that_request_only(engine):

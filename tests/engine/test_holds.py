@@ -38,3 +38,18 @@ def test_each_hold_is_released_by_its_reason():
     assert (holds.reasons, repr(holds)) == (("pause",), "<Holds: pause (abort)>")
     holds.remove("pause")
     assert (bool(holds), repr(holds)) == (False, "<Holds: none>")
+
+
+def test_holds_of_the_same_reason_are_told_apart():
+    """One that is given up leaves the others, and the mode of the latest of them counts; a bound is kept."""
+    holds = Holds()
+    holds.add("pause", "keep", 1)
+    holds.add("pause", "finish", 2)
+    assert repr(holds) == "<Holds: pause (finish)>"
+    holds.remove("pause", 2)
+    assert (holds.reasons, repr(holds)) == (("pause",), "<Holds: pause (keep)>")
+    for key in range(100):
+        holds.add("pause", "abort", key)
+    assert len(holds._modes) == 64
+    holds.remove("pause")
+    assert not holds

@@ -164,3 +164,16 @@ async def test_an_error_that_cannot_be_copied_is_passed_on_itself():
     assert info.value is odd
     with anyio.fail_after(1), pytest.raises(Odd):
         await stream.get()
+
+
+async def test_who_wants_to_know_is_told_of_an_end():
+    """Each once, in whatever way it ends; at once if it has ended."""
+    engine, told = Engine(), []
+    engine.begin("a")
+    for name in ("first", "second"):
+        engine.live.at_end("a", lambda name=name: told.append(name))
+    assert told == []
+    engine.live.fail(["a"], RequestFailed("enough"))
+    assert told == ["first", "second"]
+    engine.live.at_end("a", lambda: told.append("late"))
+    assert told == ["first", "second", "late"]

@@ -284,6 +284,20 @@ async def test_an_executor_that_was_given_stays_open(engine_class, fake_executor
     assert not executor.is_closed
 
 
+async def test_an_executor_that_was_given_is_told_to_forget_though_its_last_step_failed(engine_class, fake_executor):
+    """Whoever uses it next may use the same ids."""
+    executor = fake_executor()
+    async with engine_class("dummy", executor=executor) as llm:
+        executor.hold()
+        reader = asyncio.create_task(llm.complete("a", GREEDY, request_id="mine"))
+        await executor.held.wait()
+        executor.fail_sample = ConfigError("this step failed")
+        executor._gate = anyio.Event()
+        executor._gate.set()
+    await asyncio.gather(reader, return_exceptions=True)
+    assert executor.steps[-1].payload.finished_request_ids == ["mine"]
+
+
 async def test_a_failed_start_closes_what_was_opened(engine_class, fake_executor):
     """An executor whose workers hold no model is closed again, and the error is theirs."""
 

@@ -302,7 +302,7 @@ class Row:
     def settings(self) -> dict[str, Any]:
         """Of ``AsyncLLM``."""
         return {
-            "async_scheduling": self.overlapped,
+            "async_scheduling": None if self.overlapped else False,  # where it is possible
             "prefix_caching": self.cached,
             "kv_connector": OFFLOAD if self.offloaded else None,
             "max_num_batched_tokens": 40 if self.chunked else 4096,

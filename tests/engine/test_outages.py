@@ -7,6 +7,7 @@ import asyncio
 import anyio
 import pytest
 
+from aexec import AsyncLLM
 from aexec.engine.calls import HaveWeights
 from aexec.engine.events import EngineDown, EngineFailed, EngineRecovered, RequestCondemned
 from aexec.errors import (
@@ -362,6 +363,59 @@ async def test_a_step_that_a_pause_of_the_executor_has_ended_is_computed_again(e
         executor.release()
         assert (await task).token_ids == undisturbed
         assert (await llm.statistics()).recovery.num_outages == 0
+
+
+async def test_a_step_behind_one_that_a_pause_has_ended_is_sampled_too(engine, monkeypatch):
+    """Ranks sample in step order: one that were forgotten would keep all later ones waiting for ever."""
+    async with engine(async_scheduling=True) as (llm, executor):
+        undisturbed = (await llm.complete("a", GREEDY)).token_ids
+        execute, sample, launched, sampled = executor.execute_model, executor.sample_tokens, [], []
+        is_sent, may_arrive, is_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def send(message):
+            if message.num_tokens:
+                launched.append(message.step)
+            reply = await execute(message)
+            if len(launched) == 2 and not is_sent.is_set():
+                is_sent.set()
+                await may_arrive.wait()
+            return reply
+
+        async def end_first(step, grammar=None):
+            sampled.append(step)
+            result = await sample(step, grammar)
+            if len(sampled) == 1:
+                await is_sent.wait()
+                is_ended.set()
+                raise ExecutorPaused(f"step {step} was ended by pause(mode='abort')")
+            return result
+
+        monkeypatch.setattr(executor, "execute_model", send)
+        monkeypatch.setattr(executor, "sample_tokens", end_first)
+        task = asyncio.create_task(llm.complete("a", GREEDY))
+        with anyio.fail_after(10.0):
+            await is_ended.wait()
+            await settled()
+            may_arrive.set()
+            assert (await task).token_ids == undisturbed
+            await until(lambda: len(sampled) == len(launched))
+        assert sampled == launched
+        assert (await llm.statistics()).recovery.num_outages == 0
+
+
+async def test_an_executor_may_be_paused_again_and_again():
+    """Whatever its pauses end is computed again, however far it had come."""
+    params = [SamplingParams(max_tokens=40, seed=seed) for seed in range(4)]
+    async with AsyncLLM("dummy") as llm:
+        undisturbed = without_ids(await say_all(llm, params))
+        disturbed = asyncio.create_task(say_all(llm, params))
+        with anyio.fail_after(30.0):
+            for turns in range(40):
+                for _ in range(turns % 7):
+                    await asyncio.sleep(0)
+                await llm.executor.pause("abort")
+                await llm.executor.resume()
+            assert without_ids(await disturbed) == undisturbed
 
 
 async def poisoned(llm, executor, monkeypatch, poison=99):

@@ -6,10 +6,11 @@ import asyncio
 
 import anyio
 import pytest
+import structlog
 
 from aexec.engine.inflight import InFlight
 from aexec.engine.overlap import Demand, StepLoop, choose_loop, num_stages, share
-from aexec.errors import RequestFailed
+from aexec.errors import ConfigError, RequestFailed
 from aexec.messages.batch import PLACEHOLDER, ModelRunnerOutput, SchedulerOutput
 from aexec.messages.request import SamplingParams
 
@@ -25,10 +26,8 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
         (True, 1, True, (2, True), "resolve placeholders"),
         (False, 1, True, (1, False), "async_scheduling=False"),
         (None, 4, True, (4, False), "the first of 4 pipeline stages would need tokens that only the last one has"),
-        (True, 4, True, (4, False), "4 steps are in flight as it is"),
         (False, 4, True, (4, False), "async_scheduling=False"),
         (None, 1, False, (1, False), "does not say that it resolves placeholders"),
-        (True, 1, False, (1, False), "ModelInfo.resolves_placeholders"),
     ],
 )
 def test_steps_overlap_where_that_is_possible_and_it_is_said_why_not(wanted, stages, resolves, loop, reason):
@@ -37,6 +36,19 @@ def test_steps_overlap_where_that_is_possible_and_it_is_said_why_not(wanted, sta
     assert chosen[:2] == loop
     assert reason in chosen.reason
     assert chosen.async_scheduling == (loop[1], chosen.reason)
+
+
+@pytest.mark.parametrize(
+    ("stages", "resolves", "reason"),
+    [
+        (4, True, "the first of 4 pipeline stages would need tokens that only the last one has"),
+        (1, False, "the worker class does not say that it resolves placeholders"),
+    ],
+)
+def test_steps_that_must_overlap_and_cannot_are_refused(stages, resolves, reason):
+    """True is no wish: it says why it cannot be, and what to write instead."""
+    with pytest.raises(ConfigError, match=rf"async_scheduling is True and cannot be: {reason}.*; leave it out"):
+        choose_loop(True, stages=stages, resolves_placeholders=resolves)
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 4), (2, 3), (8, 2)])
@@ -213,6 +225,27 @@ async def test_a_step_that_fails_ends_its_requests_and_the_step_behind_it_nobody
         assert "have lengths [0, 1]" in str(results[0])
         assert results[1].token_ids == alone.token_ids
         assert (await llm.complete([66] * 20, GREEDY)).token_ids == alone.token_ids
+
+
+async def test_a_step_behind_one_that_failed_is_no_error_of_its_own(engine, monkeypatch):
+    """The worker refuses it, as tokens are missing that never came; with no request in it there is nothing to report."""
+    async with engine(async_scheduling=True) as (llm, executor):
+        executor.hold()
+        with structlog.testing.capture_logs() as lines:
+            reader = asyncio.create_task(llm.complete("a", GREEDY))
+            await executor.held.wait()
+            await anyio.wait_all_tasks_blocked()
+            monkeypatch.setattr(executor.runner, "sample_tokens", refuse)
+            executor.release()
+            with pytest.raises(RequestFailed):
+                await reader
+            await llm.statistics()
+        failures = [(line["log_level"], line["num_requests"]) for line in lines if line["event"] == "a step failed"]
+        assert failures == [("error", 1), ("debug", 0)]
+
+
+def refuse(*_):
+    raise RequestFailed("it cannot be sampled")
 
 
 async def test_the_driver_says_how_steps_follow_each_other(engine):

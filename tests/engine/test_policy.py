@@ -86,6 +86,6 @@ def test_decodes_come_before_prefills():
 def test_a_dropped_request_gives_its_tokens_back():
     """The budget is as before it was added."""
     plan = StepPlan(10)
-    plan.add(make("a"), 4, [1])
+    plan.add(make("a"), 4)
     plan.drop(make("a"))
     assert (plan.budget, plan.num_scheduled_tokens, plan.preempted) == (10, {}, True)

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from aexec import AsyncLLM, SamplingParams
+from aexec.errors import RequestFailed
 from aexec.testing.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -133,6 +134,15 @@ async def test_a_request_that_the_model_fails_leaves_nothing_to_share(engine):
         results = await asyncio.gather(llm.complete([*SHARED, 300], GREEDY), return_exceptions=True)
         assert "poisons" in str(results[0])
         assert (await num_computed(llm, [*SHARED, 98]))[0] >= len(SHARED)
+
+
+async def test_a_request_that_the_model_fails_takes_nothing_from_those_it_shared_with(engine):
+    """Whoever sends poison behind a common prompt does not make others compute that again."""
+    async with engine("dummy:poison_token_id=300") as (llm, _):
+        await llm.complete([*SHARED, 97], GREEDY)
+        with pytest.raises(RequestFailed, match="poisons"):
+            await llm.complete([*SHARED, 300], GREEDY)
+        assert (await num_computed(llm, [*SHARED, 98]))[0] < len(SHARED) // 2
 
 
 async def test_blocks_of_a_step_in_flight_are_shared(engine):

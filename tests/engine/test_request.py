@@ -38,20 +38,20 @@ def test_every_request_can_end_and_nothing_follows_an_end():
 def test_a_stop_token_ends_a_request_once_min_tokens_are_out():
     """A stop token among the first ``min_tokens`` tokens does not end it."""
     request = make(stop=[9], min_tokens=2)
-    assert [request.append(9), request.append(9), request.append(9)] == [None, None, RequestStatus.FINISHED_STOPPED]
+    assert [request.take([9]), request.take([9]), request.take([9])] == [None, None, RequestStatus.FINISHED_STOPPED]
     assert request.stop_reason == 9
 
 
 def test_a_request_ends_at_its_length():
     """The token that fills it up is its last."""
     request = make(max_num_tokens=5)
-    assert [request.append(7), request.append(7)] == [None, RequestStatus.FINISHED_LENGTH]
+    assert [request.take([7]), request.take([7])] == [None, RequestStatus.FINISHED_LENGTH]
     assert request.stop_reason is None
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop():
     """Stopping wins over the length."""
-    assert make(max_num_tokens=4, stop=[9]).append(9) is RequestStatus.FINISHED_STOPPED
+    assert make(max_num_tokens=4, stop=[9]).take([9]) is RequestStatus.FINISHED_STOPPED
 
 
 def test_a_recompute_does_not_repeat_prompt_logprobs():
@@ -71,6 +71,6 @@ def test_a_recompute_does_not_repeat_prompt_logprobs():
 def test_a_request_prints_what_it_is_at():
     """The repr tells status, tokens and preemptions."""
     request = make()
-    request.append(5)
+    request.take([5])
     assert repr(request) == "<Request a: waiting, 3 + 1 tokens, 0 computed, 0 preemption(s)>"
     assert (request.num_new_tokens, request.is_prefill, request.is_finished) == (4, True, False)

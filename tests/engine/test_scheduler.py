@@ -275,6 +275,64 @@ def test_errors_of_one_request_end_that_request_only():
     assert scheduler.statistics()[:2] == (1, 0)
 
 
+def sharing_scheduler():
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, max_num_waiting=8)
+    return Scheduler(config, BlockPool(64, 4), lambda: 0, prefix_caching=True)
+
+
+def test_who_shares_what_a_failed_request_computed_begins_afresh():
+    """It came while that step was in flight, and what its own step samples rests on wrong KV."""
+    scheduler = sharing_scheduler()
+    bad, sharer = make("x", 13), make("y", 17)
+    scheduler.add(bad)
+    first = scheduler.schedule()
+    scheduler.add(sharer)
+    second = scheduler.schedule()
+    assert sharer.num_cached_tokens == 12
+    (update,) = scheduler.update(first, ModelRunnerOutput(errors={"x": "NaN logits"}))
+    assert update.request is bad
+    assert scheduler.update(second, ModelRunnerOutput(request_ids=["y"], sampled_token_ids=[[5]])) == []
+    (new,) = scheduler.schedule().new
+    assert (new.request_id, new.num_computed_tokens) == ("y", 0)
+
+
+def test_requests_that_fail_together_end_together():
+    """None of those that have computed the same is begun afresh for another's sake."""
+    scheduler = sharing_scheduler()
+    scheduler.add(make("x", 9))
+    scheduler.add(make("y", 9))
+    batch = scheduler.schedule()
+    updates = scheduler.update(batch, ModelRunnerOutput(errors={"x": "NaN logits", "y": "NaN logits"}))
+    assert [update.error for update in updates] == ["NaN logits"] * 2
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize("how", ["refused", "finished"])
+def test_a_failure_that_is_not_the_models_leaves_its_kv_to_others(how):
+    """No mask, no token that may come: what was computed is right."""
+    scheduler = sharing_scheduler()
+    scheduler.add(make("x", 13))
+    batch = scheduler.schedule()
+    if how == "finished":
+        scheduler.finish("x", RequestStatus.FINISHED_FAILED)
+    scheduler.update(batch, ModelRunnerOutput(errors={"x": "no token may come"}, refused=frozenset({"x"})))
+    scheduler.add(make("y", 13))
+    (new,) = scheduler.schedule().new
+    assert new.num_computed_tokens == 12
+
+
+def test_a_request_that_ended_before_the_model_failed_it_leaves_nothing_to_share():
+    """It was aborted while its step was in flight."""
+    scheduler = sharing_scheduler()
+    scheduler.add(make("x", 13))
+    batch = scheduler.schedule()
+    scheduler.finish("x", RequestStatus.FINISHED_ABORTED)
+    assert scheduler.update(batch, ModelRunnerOutput(errors={"x": "NaN logits"})) == []
+    scheduler.add(make("y", 13))
+    (new,) = scheduler.schedule().new
+    assert new.num_computed_tokens == 0
+
+
 def test_sampled_requests_get_a_seed_and_greedy_ones_do_not():
     """A seed that the caller gave is kept."""
     scheduler = make_scheduler()
@@ -344,3 +402,17 @@ def test_a_follower_that_ends_is_not_taken_for_another_of_its_id():
     for _ in range(2):
         scheduler.schedule()
     assert (first.num_computed_tokens, list(scheduler._running)) == (9, ["a"])
+
+
+def test_those_who_had_given_way_before_a_crash_had_begun_too():
+    """All that begin afresh are counted; only those that ran lose what was computed."""
+    scheduler, runner = Scheduler(SchedulerConfig(), BlockPool(64, 4), lambda: 1), Runner(4)
+    for name in "ab":
+        scheduler.add(make(name))
+    batch = scheduler.schedule()
+    scheduler.update(batch, runner.run(batch))
+    scheduler.add(make("waits"))
+    scheduler.schedule(admits=False, alone="a")  # b gives way
+    num_computed = scheduler.get("a").num_computed_tokens
+    assert scheduler.get("b").status is RequestStatus.PREEMPTED
+    assert scheduler.recover() == (2, num_computed)

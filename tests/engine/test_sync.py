@@ -11,7 +11,7 @@ import pytest
 
 from aexec import LLM, AsyncLLM, SamplingParams
 from aexec.engine import sync
-from aexec.errors import ConfigError, ExecutorClosed, InvalidRequest
+from aexec.errors import CallTimeout, ConfigError, EngineDraining, ExecutorClosed, InvalidRequest
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
@@ -164,3 +164,69 @@ def test_options_and_samples_work_without_await():
         assert llm.reset_prefix_cache()
         with pytest.raises(InvalidRequest, match="priority is 'high'"):
             llm.generate("a", priority="high")
+
+
+SLOW = "dummy:forward_seconds=0.005,max_model_len=100000"
+LONG = SamplingParams(max_tokens=90_000, ignore_eos=True)
+
+
+def answer_beside(llm, prompt, params, request_id):
+    """One request that another thread waits for; returns the thread and where its answer goes."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(llm.complete(prompt, params, request_id=request_id)))
+    thread.start()
+    while llm.statistics().num_running == 0:
+        thread.join(0.005)
+    return thread, answers
+
+
+def test_a_request_is_aborted_by_its_id_from_another_thread():
+    """It ends at once, with what it has said."""
+    with LLM(SLOW, num_blocks=8000) as llm:
+        thread, answers = answer_beside(llm, "long", LONG, "mine")
+        assert llm.abort("mine")
+        thread.join(20)
+        assert [answer.finish_reason for answer in answers] == ["abort"]
+        assert not llm.abort("mine")
+
+
+def test_a_paused_engine_goes_on_where_it_was():
+    """No step is launched meanwhile."""
+    with LLM(SLOW) as llm:
+        thread, answers = answer_beside(llm, "short", SamplingParams(max_tokens=100, ignore_eos=True), None)
+        llm.pause()
+        steps = llm.statistics().num_steps
+        assert llm.statistics().steps.num_in_flight == 0
+        assert llm.statistics().num_steps == steps
+        llm.resume()
+        thread.join(20)
+        assert [answer.finish_reason for answer in answers] == ["length"]
+
+
+def test_a_drained_engine_takes_requests_again_after_resume(llm):
+    """Those that come meanwhile are told that another replica can take them; a limit that passes says what is left."""
+    llm.drain(timeout=20)
+    with pytest.raises(EngineDraining, match="drain"):
+        llm.generate("a", GREEDY)
+    llm.resume()
+    assert llm.generate("a", GREEDY)[0].finish_reason == "length"
+    with LLM(SLOW, num_blocks=8000) as busy:
+        thread, _ = answer_beside(busy, "long", LONG, "mine")
+        with pytest.raises(CallTimeout, match="drain"):
+            busy.drain(timeout=0.05)
+        assert busy.abort("mine")
+        thread.join(20)
+
+
+def test_what_can_be_looked_at_is_the_same_as_with_await(llm):
+    """By the same names."""
+    assert llm.is_open
+    assert llm.async_scheduling.is_on
+    assert llm.tokenizer.decode(llm.complete("a", GREEDY).token_ids) == llm.generate("a", GREEDY)[0].text
+    assert llm.driver_statistics().handled > 0
+
+
+def test_only_what_needs_a_task_beside_is_missing():
+    """A method of the one façade is one of the other; but chunks and events are read while something else runs."""
+    names = {name for name in dir(AsyncLLM) if not name.startswith("_")}
+    assert names - set(dir(LLM)) == {"aclose", "assembly", "events", "executor"}

@@ -102,10 +102,10 @@ async def test_the_restart_budget_ends():
         await kill(executor)
         with pytest.raises(WorkerDied) as caught:
             await pending
-        assert any("2 restarts within 60 s are used up" in note for note in caught.value.__notes__)
+        assert any("the 2 restarts allowed within 60 s are used up" in note for note in caught.value.__notes__)
         with pytest.raises(WorkerDied) as caught:
             await executor.collective_rpc("echo", (1,))
-        assert any("2 restarts within 60 s are used up" in note for note in caught.value.__notes__)
+        assert any("the 2 restarts allowed within 60 s are used up" in note for note in caught.value.__notes__)
         assert any("failed for good" in note for note in caught.value.__notes__)
         await asyncio.sleep(0)
         assert [type(failure) for failure in failures] == [WorkerDied]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aexec.errors import ActorStopped, AexecError, MailboxFull, PeerLost, ProtocolError, RemoteError
 from aexec.executor import collective
-from aexec.executor.collective import CAUSE_WINDOW, PEER_WINDOW, Call, CallBook, Lane
+from aexec.executor.collective import CAUSE_WINDOW, DEATH_WINDOW, PEER_WINDOW, Call, CallBook, Lane
 
 
 class Outcome:
@@ -93,6 +93,40 @@ def test_the_first_error_ends_the_call_soon(book):
     fail_what_is_due(book, 0.6)
     assert call.outcome.end is error
     assert error.__notes__ == ["rank 0: no answer after 0.6 s"]
+
+
+def test_where_all_have_answered_a_lost_peer_waits_a_moment_for_the_death_that_explains_it(book):
+    """What its peer notices first may reach us before the event of the death itself."""
+    for number in (1, 2):
+        call = make(number, Lane.STEP, timeout=0.05)
+        book.accept(call)
+        book.answer(number, 0, "a", now=1.0)
+        book.error(number, 1, PeerLost(1, 0, "receive the hidden states"), now=1.0)
+        assert not call.outcome.ends
+        assert book.next_wake() == 1.0 + DEATH_WINDOW
+        assert book.due(2.0) == []
+        if number == 1:
+            book.fail_all(lambda _: ProtocolError("rank 0 died"))
+            assert str(call.outcome.end) == "rank 0 died"
+        else:
+            fail_what_is_due(book, 1.0 + DEATH_WINDOW)
+            assert isinstance(call.outcome.end, PeerLost)
+            assert call.outcome.end.__notes__ == ["rank 0: answered"]
+        assert not book.open
+
+
+def test_a_lost_peer_that_nobody_waits_to_hear_of_is_forgotten(book):
+    """Its asker has gone, or had its end elsewhere."""
+    abandoned, ended = make(1, Lane.STEP), make(2, Lane.STEP)
+    for call in (abandoned, ended):
+        book.accept(call)
+        for rank in (0, 1):
+            book.error(call.id, rank, PeerLost(rank, 1 - rank, "gather the parts"), now=1.0)
+    book.abandon(abandoned)
+    assert list(book.open) == [2]
+    ended.fail(ProtocolError("its launch was refused"))
+    assert book.failing(1.0 + DEATH_WINDOW) == []
+    assert not book.open
 
 
 def test_errors_that_follow_are_notes_of_the_first():

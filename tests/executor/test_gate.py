@@ -135,6 +135,14 @@ def test_without_a_limit_of_time_steps_wait_for_ever():
     assert line_up(gate, 1).expires == math.inf
 
 
+def test_the_steps_that_pauses_have_ended_are_remembered_up_to_a_bound():
+    """The latest, as many as can be in flight: nobody asks for the others."""
+    gate = StepGate(2, None)
+    gate.aborted |= {11, 9, 10}
+    gate.forget_aborted()
+    assert gate.aborted == {10, 11}
+
+
 def test_when_the_ranks_are_gone_all_is_forgotten(gate):
     """Ids may begin anew; those that waited are handed out to be told."""
     for step in (1, 2, 3):

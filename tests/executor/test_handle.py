@@ -15,7 +15,7 @@ import pytest
 
 from aexec import ExecuteModel, ExecutorConfig, open_executor
 from aexec.actor import Actor, ActorSystem, Message, handles
-from aexec.errors import CallTimeout, ConfigError, ExecutorClosed, WrongLoop
+from aexec.errors import AexecError, CallTimeout, ConfigError, ExecutorClosed, WrongLoop
 from aexec.testing.workers import ProbeWorker, StepProbeWorker
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +72,35 @@ async def test_a_timeout_shows_what_the_rank_was_doing():
             await executor.collective_rpc("block", (0.2,), timeout=0.02)
     (stack,) = [note for note in caught.value.__notes__ if "rank 0" in note]
     assert "time.sleep(seconds)" in stack
+
+
+class Ask(Message[object]):
+    """Call a worker method from within an actor."""
+
+
+class Asker(Actor):
+    """Under the deadline of what it handles, so that its calls take the executor's mailbox."""
+
+    def __init__(self, executor):
+        self.executor = executor
+
+    @handles(Ask)
+    async def ask(self, message):
+        try:
+            return await self.executor.collective_rpc("no_such_method")
+        except AexecError as error:
+            return error
+
+
+async def test_an_error_reads_the_same_by_the_short_way_and_by_the_mailbox():
+    """It names what was called; which actor of ours raised it is nobody's business."""
+    async with probe() as executor, ActorSystem(timeout=20.0) as system:
+        with pytest.raises(AexecError, match="no_such_method") as short:
+            await executor.collective_rpc("no_such_method")
+        asker = await system.spawn(Asker, executor)
+        by_mailbox = await asker.ask(Ask())
+        assert (type(by_mailbox), str(by_mailbox)) == (type(short.value), str(short.value))
+        assert getattr(by_mailbox, "__notes__", []) == getattr(short.value, "__notes__", [])
 
 
 async def test_rpc_timeout_is_the_default_limit():

@@ -192,6 +192,23 @@ async def test_a_block_can_be_paused(opened):
         await run(executor, 1)
 
 
+async def test_a_paused_block_that_is_cancelled_leaves_no_pause(opened):
+    """However it is left: in the block, or while it waits for steps in flight."""
+    async with opened(SleepProbeWorker) as executor:
+        with anyio.CancelScope() as scope:
+            async with executor.paused("keep"):
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert executor.statistics().paused == ""
+        await executor.execute_model(ExecuteModel(1))
+        with anyio.move_on_after(0.01):
+            async with executor.paused("finish"):
+                raise AssertionError("step 1 was not sampled")
+        assert executor.statistics().paused == ""
+        await executor.sample_tokens(1)
+        await run(executor, 2)
+
+
 async def test_an_abort_ends_steps_that_wait_for_a_place(opened):
     """They have not begun, and say so by type."""
     async with opened(SleepProbeWorker, max_concurrent_steps=1) as executor:
@@ -204,6 +221,18 @@ async def test_an_abort_ends_steps_that_wait_for_a_place(opened):
         assert executor.statistics().steps_in_flight == 0
         await executor.resume()
         await run(executor, 3)
+
+
+async def test_a_step_that_one_of_several_pauses_has_ended_says_so(opened):
+    """Its driver may come for it long after: as while it has a bitmask made."""
+    async with opened(SleepProbeWorker) as executor:
+        await executor.execute_model(ExecuteModel(1))
+        for _ in range(3):
+            await executor.pause("abort")
+            await executor.resume()
+        with pytest.raises(ExecutorPaused, match=r"step 1 was ended by pause\(mode='abort'\)"):
+            await executor.sample_tokens(1)
+        await run(executor, 2)
 
 
 async def test_a_step_that_finds_no_place_in_time_says_why(opened):

@@ -15,8 +15,10 @@ def test_so_many_restarts_fit_into_the_window():
     """G67: one more within it is final, and says so."""
     budget = RestartBudget(Restart(max_restarts=2, within=60.0, backoff=0.0))
     assert [budget.spend(now) is None for now in (0.0, 1.0, 2.0)] == [False, False, True]
-    assert "2 restarts within 60 s are used up" in budget.verdict()
+    assert "the 2 restarts allowed within 60 s are used up" in budget.verdict()
     assert repr(budget) == "<RestartBudget: 2/2 spent>"
+    alone = RestartBudget(Restart(max_restarts=1, within=60.0))
+    assert "the one restart allowed within 60 s is used up" in alone.verdict()
 
 
 def test_restarts_leave_the_window_with_time():

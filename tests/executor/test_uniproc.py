@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -39,6 +41,10 @@ class Reuses:
 
     def identity(self, value):
         return value
+
+
+class Carried(dict):
+    """The settings of a step of the probe worker, which can be watched."""
 
 
 def uni(worker_cls=ProbeWorker, **settings):
@@ -106,7 +112,7 @@ async def test_progress_reaches_the_one_who_opens():
         pass
     assert told == [
         ("worker_init", 1, 1),
-        ("construct", 1, 1),
+        ("__init__", 1, 1),
         ("load_model", 0, 1),
         ("weights", 1, 2),
         ("weights", 2, 2),
@@ -153,6 +159,24 @@ def uvloop_has_run():
     """Its first loop opens a pipe for the whole process."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.sleep(0))
+
+
+async def test_a_step_leaves_nothing_to_the_garbage_collector():
+    """What a step carries goes with its result: no cycle of the executor's keeps it until the next collection."""
+    gc.disable()
+    try:
+        async with uni(StepProbeWorker) as executor:
+            carried = Carried()
+            there = weakref.ref(carried)
+            await executor.execute_model(ExecuteModel(1, carried, 1))
+            del carried
+            await executor.sample_tokens(1)
+            for step in (2, 3):  # whoever holds the last step only is not at fault
+                await executor.execute_model(ExecuteModel(step, None, 1))
+                await executor.sample_tokens(step)
+            assert there() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("uvloop_has_run")

@@ -61,7 +61,7 @@ async def test_the_budget_is_the_executors():
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [WorkerDied] * 4
         for result in results:
-            assert any("1 restarts within 60 s are used up" in line for line in result.__notes__)
+            assert any("the one restart allowed within 60 s is used up" in line for line in result.__notes__)
         with pytest.raises(WorkerDied):
             await llm.complete([70], GREEDY)
         failed = await anext(events)

@@ -49,7 +49,7 @@ async def test_a_start_past_its_limit_says_where_each_rank_was(open_faulty, phas
     notes = "\n".join(caught.value.__notes__)
     for rank in range(2):
         assert f"rank {rank} (pid " in notes
-    assert ("construct" if phase == "__init__" else phase) in notes
+    assert f"is at {phase}" in notes
 
 
 async def test_a_start_that_loses_a_rank_says_which(open_faulty):

@@ -174,7 +174,7 @@ async def test_a_group_is_rebuilt_within_its_budget(open_faulty, kind):
         assert executor.generation == 3
         assert refused > 0
         error = await asyncio.wait_for(failed, SOON)
-        assert any("2 restarts within 60 s are used up" in note for note in error.__notes__)
+        assert any("the 2 restarts allowed within 60 s are used up" in note for note in error.__notes__)
         with pytest.raises(WorkerDied):
             await executor.collective_rpc("echo", (1,))
     assert [event.generation async for event in events if isinstance(event, GroupRestarted)] == [2, 3]

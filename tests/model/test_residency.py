@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
 
@@ -89,3 +90,18 @@ def test_unknown_levels_are_refused(level) -> None:
     """With what the levels mean."""
     with pytest.raises(ConfigError, match=rf"level of sleep is {level!r}: expected 1 \(weights are kept"):
         sleep_event(level)
+
+
+def test_weights_stay_as_they_are_while_somebody_reads_them() -> None:
+    """Whoever wants to change them waits, and from then on nobody reads on."""
+    residency = moved(E.LOADED)
+    began = residency.num_changes
+    change = threading.Thread(target=residency.move, args=(E.START,))
+    with residency.still(began):
+        change.start()
+        change.join(0.02)
+        assert residency.weights is S.READY
+    change.join(10)
+    assert residency.weights is S.UPDATING
+    with pytest.raises(ModelNotReady, match="changed meanwhile"), residency.still(began):
+        raise AssertionError("it was read")

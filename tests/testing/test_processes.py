@@ -35,7 +35,7 @@ def test_a_watch_sees_processes_end(sleeper):
 def test_descendants_are_those_that_run(sleeper):
     """Children of children too; one that has ended is left out although nobody has waited for it."""
     shell = ["sh", "-c", '"$@" & wait', "sh", *SLEEPER]
-    with subprocess.Popen(shell) as process, ProcessWatch([process.pid]) as watch:
+    with subprocess.Popen(shell) as process, ProcessWatch([process.pid, sleeper.pid]) as watch:
         while len(below := descendants(process.pid)) < 1:
             watch.alive(0.01)
         assert {sleeper.pid, process.pid, *below} <= set(descendants())

@@ -121,6 +121,14 @@ def test_methods_may_be_made_up_by_the_worker():
     assert host.target("made_up").call() == "made up"
 
 
+def test_a_phase_is_named_as_an_author_of_workers_would():
+    """The class whose constructor it was; before there is one, its import."""
+    host = WorkerHost(context_for(Plain))
+    assert (host.at("worker_init"), host.at("__init__")) == ("worker_init", "import")
+    host.construct()
+    assert host.at("__init__") == "__init__ of Plain"
+
+
 def test_a_callable_takes_the_worker_first():
     """Then its own arguments."""
 

@@ -101,9 +101,9 @@ def test_classes_and_functions_travel_by_value(start):
 @pytest.mark.parametrize(
     ("worker_cls", "kwargs", "method", "error", "text"),
     [
-        (FAULTY, {"fail_in": "__init__"}, "construct", Exception, "was told to fail"),
-        (FAULTY, {"nope": 1}, "construct", ConfigError, "nope=1"),
-        ("no_such_module:Worker", {}, "construct", ConfigError, "there is no module 'no_such_module'"),
+        (FAULTY, {"fail_in": "__init__"}, "__init__ of FaultyWorker", Exception, "was told to fail"),
+        (FAULTY, {"nope": 1}, "__init__", ConfigError, "nope=1"),
+        ("no_such_module:Worker", {}, "import", ConfigError, "there is no module 'no_such_module'"),
     ],
 )
 def test_a_failed_construction_is_the_greeters(start, worker_cls, kwargs, method, error, text):

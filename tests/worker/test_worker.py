@@ -132,7 +132,7 @@ async def test_a_worker_is_constructed_when_it_is_greeted(system):
     assert hosted.actor.host.worker_name == ""
     hello = await ref.ask(Greet())
     assert (hello.rank, hello.worker, hello.methods["wait"], hello.methods["note"]) == (0, "Gated", True, False)
-    assert hosted.phases == ["worker_init", "construct"]
+    assert hosted.phases == ["worker_init", "__init__"]
     assert await ref.ask(Greet()) == hello
     assert repr(hosted.actor).startswith("<WorkerActor rank 0: Gated, <ComputeThread aexec-worker-0: idle")
 
@@ -166,7 +166,7 @@ async def test_a_failed_construction_is_the_greeters(system):
     with pytest.raises(KeyError) as caught:
         await ref.ask(Greet())
     assert isinstance(caught.value, RemoteError)
-    assert caught.value.method == "construct"
+    assert caught.value.method == "__init__ of Gated"
     ref = await system.spawn(lambda: Hosted(system, worker_kwargs={"nope": 1}).actor)
     with pytest.raises(ConfigError, match=r"its signature is Gated\(context, \*, fail=None\)"):
         await ref.ask(Greet())

@@ -43,6 +43,9 @@ class Actor:
     fatal: ClassVar[tuple[type[BaseException], ...]] = ()
     """Errors after which it cannot be trusted: they end it, whichever handler raises them."""
 
+    self_explanatory: ClassVar[tuple[type[BaseException], ...]] = ()
+    """Errors that are the asker's own, or say it all: he gets them without the note which actor raised them."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.__handlers__ = build_table(cls, Actor)

@@ -164,6 +164,17 @@ class Context(Spawner):
         """
         return self.start_task(_pipe(self._cell, awaitable, on_result, on_error))
 
+    def post(self, message: Message[Any]) -> None:
+        """Send the actor a message of its own, from any turn of its loop; it waits where the mailbox is full.
+
+        Like all that an actor sends itself it is moot once the actor ends, and no dead letter.
+
+        Raises:
+            UnhandledMessage: The actor has no handler for it.
+        """
+        if self._cell.exit is None:
+            self._cell.post(message, own=True)
+
     def after(self, seconds: float, message: Message[Any]) -> Timer:
         """Send the actor a message later; ``cancel()`` what is returned to call it off.
 

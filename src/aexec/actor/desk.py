@@ -315,7 +315,8 @@ class Desk(Inbox):
             presentable = ActorError(f"{envelope.call} ended with {error!r}")
             presentable.__cause__ = error
             return presentable
-        note(error, f"raised by actor {self.name} while it handled {envelope.handler.kind.__name__}")
+        if not isinstance(error, getattr(self.actor, "self_explanatory", ())):
+            note(error, f"raised by actor {self.name} while it handled {envelope.handler.kind.__name__}")
         return error
 
     # ------------------------------------------------------------ given up

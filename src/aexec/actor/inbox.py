@@ -127,8 +127,12 @@ class Inbox(abc.ABC):
             self._record("full", envelope)
             raise self._full()
 
-    def post(self, message: Message[Any]) -> Envelope | None:
+    def post(self, message: Message[Any], *, own: bool = False) -> Envelope | None:
         """Accept a message, as soon as there is room.
+
+        Args:
+            message: What comes.
+            own: It is the actor's own, whoever's turn it is now.
 
         Returns:
             The envelope when it has to wait.
@@ -137,6 +141,8 @@ class Inbox(abc.ABC):
             UnhandledMessage: It has no handler for ``message``.
         """
         envelope = self._letter(message, None)
+        if own:
+            envelope.sender = self
         if self._take_in(envelope):
             return None
         self.mailbox.wait(envelope)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable
 from typing import cast
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from aexec.errors import AexecError, ConfigError, InvalidRequest
 
@@ -37,6 +37,16 @@ def root_of(error: BaseException) -> BaseException:
     return error
 
 
+def _said(error: AexecError | CycloptsError) -> str:
+    """The error's text; where the parser only names what it does not understand, also what was meant, most likely."""
+    if isinstance(error, UnusedCliTokensError):
+        words = " ".join(error.unused_tokens or ())
+        return f"{words!r} belongs to no option: a prompt is given by --prompt, in quotes if it has several words"
+    if isinstance(error, MissingArgumentError) and error.argument is not None and error.argument.name == "--prompt":
+        return "a prompt is missing: give it as in --prompt 'Hello'; it is no positional argument"
+    return str(error)
+
+
 def explain(error: BaseException, about: str = "", *, debug: bool = False) -> None:
     """Print ``error`` as a line to standard error; with ``debug``, its traceback first.
 
@@ -49,7 +59,7 @@ def explain(error: BaseException, about: str = "", *, debug: bool = False) -> No
         traceback.print_exception(error)
     error = root_of(error)
     if isinstance(error, AexecError | CycloptsError):
-        print(f"aexec: {about}{error}", file=sys.stderr)
+        print(f"aexec: {about}{_said(error)}", file=sys.stderr)
         return
     hint = "" if debug else " (a fault of aexec or of its surroundings: --debug shows where)"
     print(f"aexec: {about}{type(error).__name__}: {error}{hint}", file=sys.stderr)

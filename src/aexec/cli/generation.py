@@ -78,7 +78,7 @@ async def generate(
     if as_json:
         for answer in answers:
             print(json.dumps(answer.as_json(), ensure_ascii=sys.stdout.encoding != "utf-8"))
-    _report_errors(answers)
+    _report_errors(answers, sampling.n)
     if not as_json and any(answer.record for answer in answers):
         print(f"\n{summary(answers, seconds)}", file=sys.stderr)
     return worst(answer.error for answer in answers)
@@ -91,7 +91,7 @@ async def demonstrate(engine: EngineOptions, max_tokens: int) -> int:
     answers, seconds = await _timed(engine, sampling, DEMO_PROMPTS, on_text, chat=True)
     print()
     table(answers, seconds)
-    _report_errors(answers)
+    _report_errors(answers, 1)
     return worst(answer.error for answer in answers)
 
 
@@ -108,8 +108,10 @@ def _untold(_index: int, _text: str, _ended: bool) -> None:  # noqa: FBT001 - a 
     """Show nothing as text comes: JSON is printed whole."""
 
 
-def _report_errors(answers: Sequence[Answer]) -> None:
+def _report_errors(answers: Sequence[Answer], num_samples: int) -> None:
     """Print what went wrong, once for each prompt; with one prompt there is nothing to tell apart."""
-    for number, answer in enumerate(answers, 1):
-        if answer.error is not None:
-            explain(answer.error, f"prompt {number} of {len(answers)}: " if len(answers) > 1 else "")
+    num_prompts = len(answers) // num_samples
+    for number in range(num_prompts):
+        samples = answers[number * num_samples : (number + 1) * num_samples]
+        for error in dict.fromkeys(answer.error for answer in samples if answer.error is not None):
+            explain(error, f"prompt {number + 1} of {num_prompts}: " if num_prompts > 1 else "")

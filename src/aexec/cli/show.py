@@ -21,7 +21,7 @@ _PHASES = {
     "connected": "starting the workers",
     "import": "importing the worker class",
     "worker_init": "running worker_init",
-    "construct": "constructing the workers",
+    "__init__": "constructing the workers",
     "constructed": "constructing the workers",
     "init_device": "preparing the device",
     "load_model": "loading",

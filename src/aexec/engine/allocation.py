@@ -70,6 +70,7 @@ class KVAllocator:
         num_found = (len(shared) + num_loaded) * pool.block_size
         num_tokens = min(len(tokens) - num_found, budget)
         fresh = pool.grow(request.request_id, num_found + num_tokens) or []
+        self._count_slots(request)
         self._loads += zip(fresh[:num_loaded], wanted, strict=False)
         request.num_computed_tokens = request.num_cached_tokens = num_found
         self._restart(request, len(shared))
@@ -78,6 +79,13 @@ class KVAllocator:
             self._num_hit += len(shared) * pool.block_size
             self._num_loaded += num_loaded * pool.block_size
         return num_tokens
+
+    def grow(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Blocks for a request that runs, so that it has ``num_tokens`` positions; None: there are too few free ones."""
+        block_ids = self.blocks.grow(request.request_id, num_tokens)
+        if block_ids:
+            self._count_slots(request)
+        return block_ids
 
     def cache(self, request: Request) -> None:
         """Let the full blocks be found whose tokens are known and stored, or will be by the steps in flight."""
@@ -90,16 +98,32 @@ class KVAllocator:
                 pool.set_hash(table[place], request.block_hashes[place])
             self._restart(request, num_full)
 
-    def release(self, request: Request, *, keep: bool = True) -> None:
-        """Take all blocks back.
+    def distrust(self, wrong: Iterable[Request], others: Iterable[Request]) -> list[Request]:
+        """What these computed is wrong, and nobody shall share it; what they found was there before them, and stays.
 
         Args:
-            request: Whose.
-            keep: False: what it computed is wrong, and nobody shall share it.
+            wrong: Whose.
+            others: All who may have shared it since; ``wrong`` may be among them.
+
+        Returns:
+            Those that may have done so. Nobody finds what they computed on top of it.
         """
-        if not keep:
-            self.blocks.drop_hashes(self.blocks.table(request.request_id))
+        wrong, others = list(wrong), list(others)
+        sharers: dict[int, Request] = {}
+        for request in wrong:
+            place = request.num_cached_tokens // self.blocks.block_size
+            first = request.block_hashes[place : place + 1]
+            if first:  # a block of its own is full, or will be
+                alike = [other for other in others if other.block_hashes[place : place + 1] == first]
+                sharers.update((id(other), other) for other in alike if other not in wrong)
+                for each in (request, *alike):
+                    self.blocks.forget(each.block_hashes[place:])
+        return list(sharers.values())
+
+    def release(self, request: Request) -> None:
+        """Take all blocks back."""
         self.blocks.release(request.request_id)
+        request.num_slots = 0
         self._restart(request)
         if self.connector is not None and request.is_finished:
             self.connector.request_finished(request.request_id)
@@ -154,6 +178,9 @@ class KVAllocator:
             return ()
         extend_hashes(request.block_hashes, request.root_hash, request.token_ids, self.blocks.block_size)
         return request.block_hashes[: (len(request.token_ids) - 1) // self.blocks.block_size]
+
+    def _count_slots(self, request: Request) -> None:
+        request.num_slots = len(self.blocks.table(request.request_id)) * self.blocks.block_size
 
     def _restart(self, request: Request, num_cached_blocks: int = 0) -> None:
         request.num_cached_blocks = num_cached_blocks

@@ -12,6 +12,8 @@ from aexec.messages.batch import CachedRequestData, NewRequestData, SchedulerOut
 
 __all__ = ("BuiltBatch", "build_batch")
 
+_NO_BLOCKS: list[int] = []
+
 
 class BuiltBatch(NamedTuple):
     """A step that is decided.
@@ -30,7 +32,7 @@ class BuiltBatch(NamedTuple):
 def build_batch(
     plan: StepPlan, running: dict[str, Request], allocator: KVAllocator, forgotten: list[str]
 ) -> BuiltBatch:
-    """Put a plan into words; from now on its tokens count as computed.
+    """Put a plan into words; from now on its tokens count as computed, and what it samples as on the way.
 
     Args:
         plan: What to run.
@@ -39,30 +41,37 @@ def build_batch(
         forgotten: Ids that the runners are to drop.
     """
     new: list[NewRequestData] = []
-    cached = CachedRequestData(request_ids=[], new_token_ids=[], new_block_ids=[], num_computed_tokens=[])
+    known: list[str] = []
+    new_token_ids: list[list[int]] = []
+    new_block_ids: list[list[int]] = []
+    starts: list[int] = []
     shares: list[ScheduledShare] = []
     leaders: list[Request] = []
     for request_id, num_tokens in plan.num_scheduled_tokens.items():
         request = running[request_id]
         num_known, start = len(request.token_ids) + request.num_placeholders, request.num_computed_tokens
-        shares.append(ScheduledShare(request, request.epoch, start, start + num_tokens == num_known))
+        end = start + num_tokens
         if request.num_sent_tokens == 0:
             new.append(_introduce(request, allocator))
         else:
-            cached.request_ids.append(request_id)
-            news = request.news() if request.num_placeholders else request.token_ids[request.num_sent_tokens :]
-            cached.new_token_ids.append(news)
-            cached.new_block_ids.append(plan.new_block_ids[request_id])
-            cached.num_computed_tokens.append(start)
+            known.append(request_id)
+            new_token_ids.append(request.news())
+            new_block_ids.append(plan.new_block_ids.get(request_id, _NO_BLOCKS))
+            starts.append(start)
+        is_sampled = end == num_known
+        shares.append(ScheduledShare(request, request.epoch, start, is_sampled))
+        request.num_placeholders += is_sampled
         request.num_sent_tokens = num_known
-        request.num_computed_tokens = end = start + num_tokens
+        request.num_computed_tokens = end
         if end >= request.caches_at:
             allocator.cache(request)
         if request.followers and end >= request.num_prompt_tokens:
             leaders.append(request)
     batch = SchedulerOutput(
         new=new,
-        cached=cached,
+        cached=CachedRequestData(
+            request_ids=known, new_token_ids=new_token_ids, new_block_ids=new_block_ids, num_computed_tokens=starts
+        ),
         num_scheduled_tokens=plan.num_scheduled_tokens,
         finished_request_ids=forgotten,
         kv_transfer=allocator.transfer(),

@@ -170,6 +170,10 @@ class BlockPool:
                     del self._idle[block]
                     self._free.append(block)
 
+    def forget(self, hashes: Iterable[BlockHash]) -> None:
+        """Nobody new shall find what these name."""
+        self.drop_hashes([block for each in hashes if (block := self._by_hash.get(each)) is not None])
+
     def drop_all_hashes(self) -> None:
         """Nobody new shall find any block; those who hold one keep it."""
         self.drop_hashes(list(self._hashes))

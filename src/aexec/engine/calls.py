@@ -85,10 +85,12 @@ class Hold(Message[None], frozen=True, kw_only=True):
         reason: Whose hold it is; each is released by itself.
         mode: ``keep``: requests wait where they are. ``finish``: those that run go on to their
             end, and those that wait, wait. ``abort``: all end with the finish reason ``abort``.
+        key: Tells it from others of the same reason. One whose asker leaves before the answer is gone.
     """
 
     reason: str
     mode: PauseMode = "keep"
+    key: int = 0
 
 
 class Release(Message[None], frozen=True, kw_only=True):
@@ -96,10 +98,12 @@ class Release(Message[None], frozen=True, kw_only=True):
 
     Attributes:
         reason: Whose.
+        key: Only that one; None: all of this reason.
         recompute: The KV cache is void: running requests compute their tokens again.
     """
 
     reason: str
+    key: int | None = None
     recompute: bool = False
 
 

@@ -53,12 +53,13 @@ class ConstrainedRequests(EngineLife):
         """There may be something to run."""
 
     def _compile(self, request: Request) -> None:
-        """Have the grammar of a request made; it waits, and holds up nobody."""
-        self.context.pipe_to_self(
+        """Have the grammar of a request made; it waits, and holds up nobody, and takes this with it when it ends."""
+        task = self.context.pipe_to_self(
             self._masks.compile(request),
             lambda grammar: GrammarReady(request, grammar),
             lambda error: GrammarReady(request, None, error),
         )
+        self._streams.at_end(request.request_id, task.cancel)
 
     @handles(GrammarReady)
     def grammar_ready(self, message: GrammarReady) -> None:
@@ -89,12 +90,24 @@ class ConstrainedRequests(EngineLife):
         """The step may be sampled; requests that have no mask fail, and it may be sampled without them."""
         masks = message.masks
         if masks is None:
-            constrained = self._in_flight.unmask(message.step)
-            self._streams.fail(constrained, message.error or ProtocolError("its grammar made no bitmask"))
+            self._fail_all(message.step, message.error or ProtocolError("its grammar made no bitmask"))
             return
-        for request_id, error in masks.failed.items():
-            self._streams.fail((request_id,), error)
+        for request, error in masks.failed.items():
+            self._fail_one(request, error)
         if masks.output.request_ids:
             self._in_flight.masked(message.step, masks.output)
         else:
             self._in_flight.unmask(message.step)
+
+    def _fail_all(self, step: StepId, error: Exception) -> None:
+        """The constrained requests of a step in flight cannot go on."""
+        constrained = self._in_flight.unmask(step)
+        for flight in self._in_flight.flights:
+            if flight.step == step:
+                for request in self._scheduler.sampled(flight.batch):
+                    if request.request_id in constrained:
+                        self._fail_one(request, error)
+
+    def _fail_one(self, request: Request, error: Exception) -> None:
+        if not request.is_finished:  # otherwise its id may be another's by now
+            self._streams.fail((request.request_id,), error)

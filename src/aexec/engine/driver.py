@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from aexec.actor import Deferred, Exit, handles
 from aexec.engine.admission import RequestLimits, make_request
@@ -33,19 +34,29 @@ from aexec.engine.calls import (
 from aexec.engine.constraining import ConstrainedRequests
 from aexec.engine.events import EngineEvent
 from aexec.engine.holds import Holds
-from aexec.engine.inflight import Flight, FlightState, InFlight
+from aexec.engine.inflight import FlightState, InFlight
 from aexec.engine.live import Delta, LiveStreams
 from aexec.engine.masks import StepMasks
 from aexec.engine.outcomes import StepOutcomes
 from aexec.engine.overlap import NORMAL_LOOP, StepLoop, share
+from aexec.engine.replies import StepReplies
 from aexec.engine.request import Request, RequestStatus
 from aexec.engine.samples import samples_of
 from aexec.engine.scheduler import Scheduler
 from aexec.engine.statistics import EngineStatistics
 from aexec.engine.text import Tokenizer
-from aexec.errors import AexecError, InvalidRequest, RequestAborted, RequestTimeout, StepStateError
+from aexec.errors import (
+    AexecError,
+    ConfigError,
+    EngineDraining,
+    EngineRecovering,
+    InvalidRequest,
+    RequestAborted,
+    RequestError,
+    RequestTimeout,
+)
 from aexec.executor.base import Executor
-from aexec.messages.step import ExecuteModel, StepId, StepResult
+from aexec.messages.step import ExecuteModel, SampleTokens, StepId, StepResult
 from aexec.observe.hub import EventHub
 
 __all__ = ("EngineDriver",)
@@ -67,6 +78,8 @@ class EngineDriver(ConstrainedRequests):
         events: Told of workers that are lost and rebuilt.
         is_guest: The executor outlives the driver: leave nothing unfinished in it.
     """
+
+    self_explanatory = (RequestError, ConfigError, EngineRecovering, EngineDraining)
 
     def __init__(
         self,
@@ -98,6 +111,7 @@ class EngineDriver(ConstrainedRequests):
         self._is_woken = False
         self._holds = Holds()
         self._outcomes = StepOutcomes(scheduler, self._streams, self._masks, self._outages, self._fail)
+        self._replies = StepReplies(executor, self)
         self._holders: list[Deferred[None]] = []  # told when no step is in flight
 
     async def on_start(self) -> None:
@@ -108,6 +122,7 @@ class EngineDriver(ConstrainedRequests):
 
     async def on_stop(self, reason: Exit) -> None:
         """End all streams: nobody will fill them any longer."""
+        self._replies.leave()
         for request_id in self._streams.request_ids:
             error = RequestAborted(f"request {request_id} was aborted: the engine ended ({reason.reason})")
             error.__cause__ = reason.error
@@ -192,19 +207,27 @@ class EngineDriver(ConstrainedRequests):
     @handles(Hold)
     def hold(self, message: Hold) -> Deferred[None]:
         """Launch no step; answered when none is in flight."""
-        self._holds.add(message.reason, message.mode)
+        self._holds.add(message.reason, message.mode, message.key)
         if message.mode == "abort":
             for request_id in self._streams.request_ids:
                 self._streams.abort(request_id)
         reply: Deferred[None] = self.context.defer(message)
         self._holders.append(reply)
+        reply.on_cancel(partial(self._leave_hold, reply, message))
         self._answer_holders()
         return reply
+
+    def _leave_hold(self, reply: Deferred[None], message: Hold) -> None:
+        """Whoever wanted it has gone before they knew that they had it: nobody else will end it."""
+        self._holders.remove(reply)
+        reply.resolve(None)
+        self._holds.remove(message.reason, message.key)
+        self._wake()
 
     @handles(Release)
     def release(self, message: Release) -> None:
         """Launch steps again, if nothing else holds them."""
-        self._holds.remove(message.reason)
+        self._holds.remove(message.reason, message.key)
         if message.recompute:
             self._scheduler.preempt_all()
         self._wake()
@@ -288,6 +311,7 @@ class EngineDriver(ConstrainedRequests):
         try:
             batch = self._outages.schedule(admits=not self._holds, max_num_requests=self._share())
         except Exception as error:  # noqa: BLE001  # a fault of ours; no stream may hang for it
+            self._scheduler.reset_prefix_cache()  # it may hold what was never computed
             self._fail(self._streams.request_ids, error)
             return False
         if not batch.num_scheduled_tokens and (self._in_flight or not batch.finished_request_ids):
@@ -295,11 +319,7 @@ class EngineDriver(ConstrainedRequests):
             return False
         self._step = step = StepId(self._step + 1)
         self._in_flight.take_off(step, batch, self._masks.constrained(self._scheduler.sampled(batch)))
-        self.context.pipe_to_self(
-            self._executor.execute_model(ExecuteModel(step, batch, batch.total_num_scheduled_tokens)),
-            lambda reply: StepLaunched(step, reply),
-            lambda error: StepFailed(step, error),
-        )
+        self._replies.launch(ExecuteModel(step, batch, batch.total_num_scheduled_tokens))
         self._ask_for_masks()
         return True
 
@@ -313,22 +333,14 @@ class EngineDriver(ConstrainedRequests):
         """Whose turn it is: bitmasks first, then samplings, then the steps behind them."""
         self._ask_for_masks()
         for flight in self._in_flight.due_samples():
-            self._sample(flight)
+            self._replies.sample(SampleTokens(flight.step, flight.mask))
         self._fill()
-
-    def _sample(self, flight: Flight) -> None:
-        step = flight.step
-        self.context.pipe_to_self(
-            self._executor.sample_tokens(step, flight.mask),
-            lambda result: StepEnded(step, result.output),
-            lambda error: StepFailed(step, error),
-        )
 
     async def _leave_executor(self) -> None:
         """No step waits for its sampling and no request is remembered: whoever comes next starts afresh."""
         for flight in self._in_flight.flights:
             if flight.state is not FlightState.LANDED:
-                with contextlib.suppress(StepStateError):  # it had not begun, or was sampled by now
+                with contextlib.suppress(AexecError):  # it had not begun, was sampled by now, or has failed
                     await self._executor.sample_tokens(flight.step)
         farewell = self._scheduler.farewell()
         if farewell.finished_request_ids:
@@ -336,7 +348,9 @@ class EngineDriver(ConstrainedRequests):
 
     def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
         ids = list(request_ids)
-        self.context.log.error("a step failed", step=self._step, num_requests=len(ids), error=str(error))
+        # Without requests it tells nobody anything: as a step behind one that failed, whose tokens never came.
+        log = self.context.log.error if ids else self.context.log.debug
+        log("a step failed", step=self._step, num_requests=len(ids), error=str(error))
         self._streams.fail(ids, error)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 from aexec.actor import Deferred, handles
 from aexec.engine.calls import Drain, GroupLost, GroupReady, HaveWeights, StepFailed, TakeRequests, WaitedForWorkers
@@ -140,8 +141,14 @@ class EngineLife(ConnectorHost):
         self._is_draining = True
         reply: Deferred[None] = self.context.defer(message)
         self._drainers.append(reply)
+        reply.on_cancel(partial(self._leave_drain, reply))
         self._answer_drainers()
         return reply
+
+    def _leave_drain(self, reply: Deferred[None]) -> None:
+        """Whoever asked has gone; nothing new is taken all the same."""
+        self._drainers.remove(reply)
+        reply.resolve(None)
 
     @handles(TakeRequests)
     def take_requests(self, message: TakeRequests) -> None:

@@ -30,7 +30,7 @@ class LiveRequest:
 
     Attributes:
         stream: Where its tokens go.
-        text: Turns them into text.
+        text: Turns them into text, where a stop text is looked for; the stream does it otherwise.
         wants_prompt_logprobs: They were asked for, and not handed out yet.
         on_end: Called when it ends, in whatever way.
     """
@@ -89,17 +89,37 @@ class LiveStreams:
         sampling, decoder = request.sampling, None
         if self._tokenizer is not None:
             decoder = self._tokenizer.decoder(request.token_ids, skip_special_tokens=sampling.skip_special_tokens)
+        if not sampling.stop:
+            stream.decoder, decoder = decoder, None
         text = RequestText(decoder, sampling.stop, sampling.min_tokens)
         self._live[request.request_id] = LiveRequest(stream, text, sampling.prompt_logprobs is not None, on_end)
+
+    def at_end(self, request_id: str, call: Callable[[], None]) -> None:
+        """Call this too when a request ends, in whatever way; at once if it has."""
+        live = self._live.get(request_id)
+        if live is None:
+            call()
+            return
+        live.on_end = call if live.on_end is None else _both(live.on_end, call)
 
     # ------------------------------------------------------------ what a step brought
 
     def read(self, updates: Iterable[RequestUpdate]) -> list[Delta]:
         """Turn new tokens into text, and end requests at a stop text or when their reader has left."""
-        deltas = [self._read(update) for update in updates]
-        for delta in deltas:
-            if delta.live.stream.is_abandoned:  # and the mailbox had no room for its Abort
-                self.abort(delta.update.request.request_id, delta.live.stream)
+        deltas: list[Delta] = []
+        abandoned: list[Delta] = []
+        for update in updates:
+            request = update.request
+            live = self._live[request.request_id]
+            text = live.text.feed(update.token_ids)
+            delta = Delta(live, update, text)
+            deltas.append(delta)
+            if text.stop is not None and not request.is_finished:
+                self._scheduler.finish(request.request_id, RequestStatus.FINISHED_STOPPED)
+            if live.stream.is_abandoned:  # and the mailbox had no room for its Abort
+                abandoned.append(delta)
+        for delta in abandoned:
+            self.abort(delta.update.request.request_id, delta.live.stream)
         return deltas
 
     def hand_out(self, delta: Delta) -> None:
@@ -107,7 +127,7 @@ class LiveStreams:
         live, update, text = delta.live, delta.update, delta.text.text
         request, token_ids, logprobs = update.request, update.token_ids, update.logprobs
         prompt_logprobs = live.take_prompt_logprobs(request) if live.wants_prompt_logprobs else None
-        if not request.is_finished:
+        if request.status is RequestStatus.RUNNING or not request.is_finished:
             live.stream.put(text, token_ids, logprobs, prompt_logprobs)
             return
         self._forget(request.request_id)
@@ -119,13 +139,6 @@ class LiveStreams:
             live.stream.finish("stop", delta.text.stop)
         elif request.finish_reason is not None:
             live.stream.finish(request.finish_reason, request.stop_reason)
-
-    def _read(self, update: RequestUpdate) -> Delta:
-        live = self._live[update.request.request_id]
-        text = live.text.feed(update.token_ids)
-        if text.stop is not None and not update.request.is_finished:
-            self._scheduler.finish(update.request.request_id, RequestStatus.FINISHED_STOPPED)
-        return Delta(live, update, text)
 
     # ------------------------------------------------------------ ends that no step brings
 
@@ -180,6 +193,14 @@ class LiveStreams:
             live.on_end()
         if not self._live and self.on_empty is not None:
             self.on_empty()
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def _again(error: Exception) -> Exception:

@@ -79,7 +79,8 @@ class AsyncLLM(EngineOperations):
         recovery_timeout: Seconds that a request waits which comes while the workers are being
             rebuilt, before it ends with ``EngineRecovering``; None: for as long as that takes.
         async_scheduling: Launch a step before the tokens of the last one are back, which hides the
-            engine's own time behind the model's; None: where that is possible.
+            engine's own time behind the model's; None: where that is possible. True: it must be, or
+            :meth:`open` says why it is not.
         progress: Told ``(phase, done, total)`` while it opens, on the event loop.
 
     Raises:

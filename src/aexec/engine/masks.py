@@ -21,11 +21,12 @@ class Masks(NamedTuple):
 
     Attributes:
         output: The rows.
-        failed: Requests that cannot go on, and why; they have no row, or one that allows everything.
+        failed: Requests that cannot go on, and why; they have no row, or one that allows everything. Not by id: each
+            may have ended meanwhile, and its id be another's.
     """
 
     output: GrammarOutput
-    failed: Mapping[str, AexecError]
+    failed: Mapping[Request, AexecError]
 
 
 class StepMasks(Protocol):
@@ -44,7 +45,7 @@ class StepMasks(Protocol):
         ...
 
     async def compile(self, request: Request) -> RequestGrammar:
-        """The grammar of a request. Raises: it does not compile."""
+        """The grammar of a request; cancelled if it ends before. Raises: it does not compile."""
         ...
 
     def constrained(self, sampled: Iterable[Request]) -> frozenset[str]:

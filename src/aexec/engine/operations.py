@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 
 from aexec.engine.calls import Drain, HaveWeights, Hold, Release, ResetPrefixCache, TakeRequests
 from aexec.engine.events import EngineEvent
 from aexec.engine.frontend import Frontend
-from aexec.errors import AexecError, CallTimeout, ConfigError, note
+from aexec.errors import AexecError, CallTimeout, ConfigError, ModelNotReady, UnknownMethod, note
 from aexec.executor.base import Executor
 from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.operations import NamedTensors, PauseMode, WeightsReport, pairs_of
@@ -33,6 +34,8 @@ CHUNK_BYTES = 256 * 2**20
 
 _PAUSE, _SLEEP, _UPDATE = "pause", "sleep", "new weights"
 _MODES = ("abort", "finish", "keep")
+_KEYS = itertools.count(1)  # of holds
+_END_SECONDS = 10.0  # in which an operation that was cancelled leaves the engine as it has to be
 
 
 class EngineOperations(abc.ABC):
@@ -122,18 +125,10 @@ class EngineOperations(abc.ABC):
             UnknownMethod: The worker class cannot sleep.
             ConfigError: There is no such level.
         """
-        await self._hold(_SLEEP)
         executor = self._opened().executor
-        generation = executor.generation
-        try:
+        async with self._awake_or_held(executor, _AWAKE):
+            await self._hold(_SLEEP)
             return await executor.sleep(level, timeout)
-        except AexecError as error:
-            if _is_lost(executor, generation):
-                note(error, _AWAKE)
-                await self._release(_SLEEP, recompute=True)
-            else:
-                await self._release_if_ready()
-            raise
 
     async def wake_up(self, tags: Collection[str] | None = None, timeout: float | None = None) -> list[Any]:
         """Bring back what sleeps; requests go on once all of it is there.
@@ -147,15 +142,9 @@ class EngineOperations(abc.ABC):
         """
         tags = [tags] if isinstance(tags, str) else tags
         executor = self._opened().executor
-        generation = executor.generation
-        try:
+        async with self._awake_or_held(executor, _AWAKE):
             reports = await executor.wake_up(tags, timeout)
-        except AexecError as error:
-            if _is_lost(executor, generation):
-                note(error, _AWAKE)
-                await self._release(_SLEEP, recompute=True)
-            raise
-        await self._release_if_ready()
+            await self._release_if_ready()
         return reports
 
     async def update_weights(
@@ -184,18 +173,20 @@ class EngineOperations(abc.ABC):
                 rebuilt have the weights of the model's files.
         """
         executor = self._opened().executor
-        async with self._held(_UPDATE):
-            generation = executor.generation
+        async with self._awake_or_held(executor), self._held(_UPDATE):
+            generation, has_begun = executor.generation, False
             try:
                 await executor.collective_rpc("start_weight_update")
+                has_begun = True
                 async for chunk in _chunks(weights, chunk_bytes):
                     await executor.collective_rpc("update_weights", (chunk,))
                 reports = await executor.collective_rpc("finish_weight_update", (), {"partial": partial})
-            except Exception as error:
-                await self._give_up(executor, generation, error)
+                await self._have_weights(generation, given=True)
+            except BaseException as error:
+                with move_on_after(_END_SECONDS, shield=True):
+                    await self._give_up(executor, generation, error, has_begun=has_begun)
                 raise
-            await self._have_weights(generation, given=True)
-        await self._release_if_ready()
+            await self._release_if_ready()
         return _merged(reports)
 
     async def load_weights(self, path: str | None = None) -> WeightsReport:
@@ -209,16 +200,19 @@ class EngineOperations(abc.ABC):
             ModelNotReady: The weights are asleep.
         """
         executor = self._opened().executor
-        async with self._held(_UPDATE):
+        async with self._awake_or_held(executor), self._held(_UPDATE):
             generation = executor.generation
             try:
                 reports = await executor.collective_rpc("load_weights", (path,))
-            except AexecError as error:
+                await self._have_weights(generation, given=path is not None)
+            except BaseException as error:
                 if _is_lost(executor, generation):
                     note(error, _FROM_FILES)
+                elif path is not None and not isinstance(error, AexecError):
+                    with move_on_after(_END_SECONDS, shield=True):  # the ranks load them all the same
+                        await self._have_weights(generation, given=True)
                 raise
-            await self._have_weights(generation, given=path is not None)
-        await self._release_if_ready()
+            await self._release_if_ready()
         return _merged(reports)
 
     # ------------------------------------------------------------ holds
@@ -227,22 +221,35 @@ class EngineOperations(abc.ABC):
     def _opened(self) -> Frontend:
         """The open engine."""
 
-    async def _hold(self, reason: str, mode: PauseMode = "keep") -> None:
-        await self._opened().driver.ask(Hold(reason=reason, mode=mode), timeout=None)
+    async def _hold(self, reason: str, mode: PauseMode = "keep") -> int:
+        """Launch no step until the release; cancelled, it leaves nothing behind."""
+        driver, key = self._opened().driver, next(_KEYS)
+        try:
+            await driver.ask(Hold(reason=reason, mode=mode, key=key), timeout=None)
+        except BaseException:  # it may have been answered in the same turn
+            with contextlib.suppress(AexecError):
+                await self._release(reason, key=key)
+            raise
+        return key
 
-    async def _release(self, reason: str, *, recompute: bool = False) -> None:
-        await self._opened().driver.ask(Release(reason=reason, recompute=recompute), timeout=None)
+    async def _release(self, reason: str, *, key: int | None = None, recompute: bool = False) -> None:
+        """End a hold, even if the caller is cancelled: without it all requests would wait for ever."""
+        driver = self._opened().driver
+        with move_on_after(_END_SECONDS, shield=True):
+            await driver.ask(Release(reason=reason, key=key, recompute=recompute), timeout=None)
 
     async def _have_weights(self, generation: int, *, given: bool) -> None:
         await self._opened().driver.ask(HaveWeights(given, generation), timeout=None)
 
-    async def _give_up(self, executor: Executor, generation: int, error: Exception) -> None:
-        """Say in the error what an update that failed leaves behind."""
+    async def _give_up(self, executor: Executor, generation: int, error: BaseException, *, has_begun: bool) -> None:
+        """Say in the error what an update that failed, or was cancelled, leaves behind."""
         if _is_lost(executor, generation):
             note(error, _FROM_FILES)
             return
+        if isinstance(error, ModelNotReady) and not has_begun:
+            return  # refused on all ranks; if an update is under way it is another one
         with contextlib.suppress(AexecError):
-            if all(await executor.collective_rpc("cancel_weight_update")):
+            if all(await executor.collective_rpc("cancel_weight_update")) or not has_begun:
                 note(error, _UNTOUCHED)
             else:
                 note(error, _MIXED)
@@ -250,17 +257,38 @@ class EngineOperations(abc.ABC):
 
     async def _release_if_ready(self) -> None:
         """After a sleep: once all ranks have all of the model."""
-        reports = await self._opened().executor.collective_rpc("residency")
+        try:
+            reports = await self._opened().executor.collective_rpc("residency")
+        except UnknownMethod:
+            reports = []  # workers without it cannot sleep
         if all(report.is_ready for report in reports):
             await self._release(_SLEEP, recompute=True)
 
     @contextlib.asynccontextmanager
+    async def _awake_or_held(self, executor: Executor, advice: str = "") -> AsyncGenerator[None]:
+        """Whatever fails in it, or is cancelled: requests wait for a model that sleeps, and for no other."""
+        generation = executor.generation
+        try:
+            yield
+        except BaseException as error:
+            with move_on_after(_END_SECONDS, shield=True), contextlib.suppress(AexecError):
+                with contextlib.suppress(AexecError):
+                    if not _is_lost(executor, generation):
+                        await self._release_if_ready()
+                if _is_lost(executor, generation):
+                    if advice:
+                        note(error, advice)
+                    await self._release(_SLEEP, recompute=True)
+            raise
+
+    @contextlib.asynccontextmanager
     async def _held(self, reason: str) -> AsyncGenerator[None]:
-        await self._hold(reason)
+        key = await self._hold(reason)
         try:
             yield
         finally:
-            await self._release(reason, recompute=True)
+            with contextlib.suppress(AexecError):  # the engine is closed
+                await self._release(reason, key=key, recompute=True)
 
 
 def _is_lost(executor: Executor, generation: int) -> bool:

@@ -149,15 +149,14 @@ class Outages:
         return fate_of(error, executor.state, is_new_generation=executor.generation != self.recovery.generation)
 
     def follow(self, fate: Fate, error: Exception) -> bool:
-        """Do what has to be done; False: nothing, as the error is the step's own."""
-        if fate in (Fate.OWN, Fate.UNSURE):
+        """Do what has to be done; False: nothing, as the error concerns the step alone.
+
+        The steps behind it are known to the ranks, which sample in order: they have to be sampled too.
+        """
+        if fate in (Fate.OWN, Fate.UNSURE, Fate.AGAIN):
             return False
         if fate is Fate.ALL:
             self.failed(error)
-        elif fate is Fate.AGAIN:
-            for flight in self._in_flight.clear():
-                self._scheduler.lose(flight.batch)
-            self._scheduler.preempt_all()
         else:
             self._go_down(str(error))
             if fate is Fate.REBUILT:

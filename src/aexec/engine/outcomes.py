@@ -8,6 +8,7 @@ from aexec.engine.inflight import Flight
 from aexec.engine.live import Delta, LiveStreams
 from aexec.engine.masks import StepMasks
 from aexec.engine.outages import Outages
+from aexec.engine.recovery import is_again
 from aexec.engine.scheduler import Scheduler
 from aexec.errors import ProtocolError
 from aexec.messages.batch import ModelRunnerOutput
@@ -51,6 +52,7 @@ class StepOutcomes:
             except ProtocolError as caught:  # it makes no sense, and nothing of it was taken
                 error = caught
             except Exception as fault:  # noqa: BLE001  # a fault of ours; no stream may hang for it
+                self._scheduler.reset_prefix_cache()  # it may hold what was never computed
                 self._fail(self._streams.request_ids, fault)
                 return []
         self._step_error(flight, error)
@@ -68,4 +70,7 @@ class StepOutcomes:
 
     def _step_error(self, flight: Flight, error: Exception) -> None:
         """An error of a step that is none of the workers': it ends the requests of this step, and no others."""
-        self._fail(self._scheduler.lose(flight.batch), error)
+        if is_again(error):
+            self._scheduler.repeat(flight.batch)
+        else:
+            self._fail(self._scheduler.lose(flight.batch), error)

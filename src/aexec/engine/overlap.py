@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aexec.engine.inflight import InFlight
+from aexec.errors import ConfigError
 
 __all__ = ("NORMAL_LOOP", "AsyncScheduling", "Demand", "StepLoop", "choose_loop", "num_stages", "share")
 
@@ -87,9 +88,21 @@ def choose_loop(wanted: bool | None, *, stages: int, resolves_placeholders: bool
         wanted: ``SchedulerConfig.async_scheduling``; None: the overlapped one where it is possible.
         stages: Of its pipeline.
         resolves_placeholders: All its model runners can go on with a token that only they know.
+
+    Raises:
+        ConfigError: The overlapped loop is wanted, and is not possible.
     """
     if wanted is False:
         return StepLoop(stages, overlaps=False, reason="async_scheduling=False")
+    loop = _possible_loop(stages, resolves_placeholders=resolves_placeholders)
+    if wanted and not loop.overlaps:
+        raise ConfigError(
+            f"async_scheduling is True and cannot be: {loop.reason}; leave it out (None: where that is possible)"
+        )
+    return loop
+
+
+def _possible_loop(stages: int, *, resolves_placeholders: bool) -> StepLoop:
     if stages > 1:
         why = f"the first of {stages} pipeline stages would need tokens that only the last one has"
         return StepLoop(stages, overlaps=False, reason=f"{why}; {stages} steps are in flight as it is")

@@ -92,7 +92,7 @@ class StepPlan:
         budget: Tokens that still fit.
         room: Requests that still fit.
         num_scheduled_tokens: Tokens to run, by request id, in batch order.
-        new_block_ids: Blocks that the step adds, by request id.
+        new_block_ids: Blocks that the step adds, by request id; of most requests it adds none.
         preempted: Some request had to give way.
     """
 
@@ -105,10 +105,9 @@ class StepPlan:
         self.new_block_ids: dict[str, list[int]] = {}
         self.preempted = False
 
-    def add(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
+    def add(self, request: Request, num_tokens: int) -> None:
         """Run ``num_tokens`` of ``request``."""
         self.num_scheduled_tokens[request.request_id] = num_tokens
-        self.new_block_ids[request.request_id] = block_ids
         self.budget -= num_tokens
         self.room -= 1
 
@@ -123,7 +122,12 @@ class StepPlan:
 
 def decodes_first(running: dict[str, Request]) -> list[Request]:
     """Running requests in batch order: decodes, then prefills, each by rank."""
-    return sorted(running.values(), key=_is_prefill)
+    decodes: list[Request] = []
+    prefills: list[Request] = []
+    for request in running.values():
+        is_prefill = len(request.token_ids) - request.num_computed_tokens > 1
+        (prefills if is_prefill else decodes).append(request)
+    return decodes + prefills
 
 
 def admit(running: dict[str, Request], request: Request) -> None:
@@ -139,7 +143,3 @@ def admit(running: dict[str, Request], request: Request) -> None:
 def least(running: dict[str, Request]) -> Request:
     """The running request that gives way."""
     return next(reversed(running.values()))
-
-
-def _is_prefill(request: Request) -> bool:
-    return len(request.token_ids) - request.num_computed_tokens > 1

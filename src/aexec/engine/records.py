@@ -6,6 +6,8 @@ what has been scheduled since must not be taken for what this batch ran.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from aexec.engine.request import Request
@@ -50,7 +52,7 @@ class ScheduledShare(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_current(self) -> bool:
         """What comes of it is for the request still."""
-        return self.request.epoch == self.epoch and not self.request.is_finished
+        return self.request.epoch == self.epoch
 
 
 class BatchRecords:
@@ -69,16 +71,13 @@ class BatchRecords:
         return f"<BatchRecords: {len(self._records)} batches, {shares} requests>"
 
     def keep(self, batch: SchedulerOutput, shares: list[ScheduledShare]) -> None:
-        """Remember a batch; each request that it samples has one more token on the way."""
+        """Remember a batch; each request that it samples counts one more token on the way."""
         self._records[id(batch)] = batch, shares
-        for share in shares:
-            if share.is_sampled:
-                share.request.num_placeholders += 1
 
-    def sampled(self, batch: SchedulerOutput) -> list[Request]:
+    def sampled(self, batch: SchedulerOutput) -> Iterator[Request]:
         """The requests that a batch samples."""
         _, shares = self._records.get(id(batch), (batch, ()))
-        return [share.request for share in shares if share.is_sampled]
+        return (share.request for share in shares if share.is_sampled)
 
     def take(self, batch: SchedulerOutput) -> list[ScheduledShare]:
         """The tokens of a batch are back, or will never be.
@@ -102,6 +101,11 @@ class BatchRecords:
         """The requests of all batches for which what is in flight is current, each once."""
         shares = [share for _, shares in self._records.values() for share in shares if share.is_current]
         return list({id(share.request): share.request for share in shares}.values())
+
+    def requests(self, running: Iterable[Request] = ()) -> list[Request]:
+        """The requests of all batches, be it that nothing is for them any longer, and ``running``, each once."""
+        found = [share.request for _, shares in self._records.values() for share in shares]
+        return list({id(request): request for request in (*found, *running)}.values())
 
     def clear(self) -> None:
         """Nothing comes back of any batch."""

@@ -18,7 +18,7 @@ from aexec.errors import EngineRecovering, ExecutorPaused, PeerLost, RequestFail
 from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.step import StepId
 
-__all__ = ("PEER_SECONDS", "Fate", "Outage", "Recovery", "RecoveryStatistics", "fate_of")
+__all__ = ("PEER_SECONDS", "Fate", "Outage", "Recovery", "RecoveryStatistics", "fate_of", "is_again")
 
 #: Seconds in which the end of a rank is known here, after another one has missed it.
 PEER_SECONDS = 2.0
@@ -34,7 +34,7 @@ class Fate(enum.Enum):
 
     OWN = "the workers are well: what failed did so for reasons of its own, and its requests end with the error"
     UNSURE = "a rank misses another one, and nobody else does so far: wait for what becomes of that"
-    AGAIN = "the steps in flight are lost, the workers are well: compute them again"
+    AGAIN = "the step is lost, the workers are well: its requests compute it again, and the steps behind it land"
     WAIT = "the workers are lost and being rebuilt: keep all requests"
     REBUILT = "the workers were lost, and are there again: compute all requests again"
     ALL = "nothing will run any longer: all requests end with the error"
@@ -54,9 +54,14 @@ def fate_of(error: Exception | None, state: ExecutorState, *, is_new_generation:
         return Fate.WAIT
     if is_new_generation:
         return Fate.REBUILT
-    if isinstance(error, ExecutorPaused):
+    if is_again(error):
         return Fate.AGAIN
     return Fate.UNSURE if isinstance(error, PeerLost) else Fate.OWN
+
+
+def is_again(error: Exception | None) -> bool:
+    """Nobody's fault: a step that ends with it, while the workers are well, is computed again."""
+    return isinstance(error, ExecutorPaused)
 
 
 class Outage(NamedTuple):

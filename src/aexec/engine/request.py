@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aexec.engine.grammar.following import RequestGrammar
@@ -38,6 +39,7 @@ class RequestStatus(enum.Enum):
     __hash__ = object.__hash__  # members are single, and Enum's own hash is a call for each look-up
 
 
+_PLACEHOLDERS = [PLACEHOLDER]  # of nearly all requests, in nearly all steps that overlap
 _FINISHED_EARLY = frozenset({RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_FAILED})
 _FINISHED = _FINISHED_EARLY | {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH}
 
@@ -95,6 +97,8 @@ class Request:
         block_hashes: Of its full blocks, as far as they were asked for.
         num_cached_blocks: Its blocks, from the first on, that others can find.
         caches_at: Computed tokens from which on there is one more.
+        num_slots: Token positions that its blocks hold.
+        last_news: What it was given last, by one step; not to be changed.
     """
 
     request_id: str
@@ -124,6 +128,8 @@ class Request:
     block_hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     num_cached_blocks: int = 0
     caches_at: int = NEVER
+    num_slots: int = 0
+    last_news: list[int] = field(default_factory=list[int])
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -175,23 +181,36 @@ class Request:
         self.num_computed_tokens = 0
         self.num_sent_tokens = 0
 
-    def append(self, token_id: int) -> RequestStatus | None:
-        """Take one sampled token; returns the status that it ends the request with, if it does."""
-        self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
-            self.stop_reason = token_id
-            return RequestStatus.FINISHED_STOPPED
-        return RequestStatus.FINISHED_LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+    def take(self, sampled: list[int]) -> RequestStatus | None:
+        """Take what one step sampled, up to the token that ends it; returns the status that it ends with, if it does."""
+        tokens, self.last_news = self.token_ids, sampled
+        num_before = len(tokens)
+        for token_id in sampled:
+            tokens.append(token_id)
+            if token_id in self.stop_token_ids and self.num_output_tokens > self.sampling.min_tokens:
+                status, self.stop_reason = RequestStatus.FINISHED_STOPPED, token_id
+            elif len(tokens) >= self.max_num_tokens:
+                status = RequestStatus.FINISHED_LENGTH
+            else:
+                continue
+            self.last_news = tokens[num_before:]
+            return status
+        return None
 
     def news(self) -> list[int]:
-        """Tokens that the runners have not been told; placeholders for those that are being sampled."""
+        """Tokens that the runners have not been told; placeholders for those that are being sampled.
+
+        Not to be changed: a list for each request and step is what the garbage collector would count.
+        """
         num_told, num_known = self.num_sent_tokens, len(self.token_ids)
-        if num_told == num_known:  # as in every step of the overlapped loop but a request's first
-            return [PLACEHOLDER] * self.num_placeholders
+        if not self.num_placeholders and num_told + len(self.last_news) == num_known:
+            return self.last_news
+        if num_told == num_known and self.num_placeholders == 1:  # nearly always, when steps overlap
+            return _PLACEHOLDERS
         placeholders = [PLACEHOLDER] * (num_known + self.num_placeholders - max(num_told, num_known))
         return self.token_ids[num_told:] + placeholders
 
-    def add_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+    def add_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprobs]) -> None:
         """Take what one prefill chunk computed; a recompute adds nothing that is there.
 
         Args:

@@ -16,7 +16,7 @@ still being sampled has nothing to run, and is passed over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from aexec.config import SchedulerConfig
 from aexec.engine.allocation import KVAllocator
@@ -26,7 +26,7 @@ from aexec.engine.connector.base import KVConnector
 from aexec.engine.overlap import Demand
 from aexec.engine.policy import StepPlan, WaitingQueue, admit, decodes_first, least
 from aexec.engine.prefix import BlockHash
-from aexec.engine.records import BatchRecords, RequestUpdate, check_output
+from aexec.engine.records import BatchRecords, RequestUpdate, ScheduledShare, check_output
 from aexec.engine.request import Request, RequestStatus
 from aexec.engine.samples import give_seed, leave_samples, release_followers
 from aexec.engine.statistics import SchedulerStatistics
@@ -117,12 +117,12 @@ class Scheduler:
         Returns:
             Requests that had begun, and the tokens of theirs that have to be computed again.
         """
-        running = self._running.values()
-        num_requests, num_tokens = len(running), sum(request.num_computed_tokens for request in running)
+        num_tokens = sum(request.num_computed_tokens for request in self._running.values())
         self._records.clear()
         self.preempt_all()
         self._to_forget.clear()
-        return num_requests, num_tokens
+        begun = RequestStatus.PREEMPTED  # all of them by now, those of before too
+        return sum(request.status is begun for request in self._requests.values()), num_tokens
 
     def reset_prefix_cache(self) -> bool:
         """Share nothing that was computed up to now; those who share it already go on; False: there is no cache."""
@@ -188,24 +188,32 @@ class Scheduler:
         check_output(output)
         if output.kv_connector_output is not None:
             self._take_report(output.kv_connector_output)
-        rows = {request_id: row for row, request_id in enumerate(output.request_ids)}
+        rows = dict(zip(output.request_ids, itertools.count(), strict=False))
+        sampled_token_ids, logprobs, errors = output.sampled_token_ids, output.logprobs, output.errors
         updates: list[RequestUpdate] = []
-        for share in self._records.take(batch):
-            request, is_sampled = share.request, share.is_sampled
-            request_id = request.request_id
-            if request.epoch != share.epoch or request.is_finished:
+        shares = self._records.take(batch)
+        if errors:
+            self._distrust(shares, errors.keys() - output.refused)
+        for share in shares:
+            request = share.request
+            if request.epoch != share.epoch:
                 continue
-            if output.prompt_logprobs and request_id in output.prompt_logprobs:
-                request.add_prompt_logprobs(share.start, output.prompt_logprobs[request_id])
-            row = rows.get(request_id) if is_sampled else None
-            error = output.errors.get(request_id) if output.errors else None
-            if error is None and is_sampled and (row is None or not output.sampled_token_ids[row]):
+            if output.prompt_logprobs:
+                request.add_prompt_logprobs(share.start, output.prompt_logprobs.get(request.request_id, ()))
+            row = rows.get(request.request_id) if share.is_sampled else None
+            sampled = _NO_TOKENS if row is None else sampled_token_ids[row]
+            error = errors.get(request.request_id) if errors else None
+            if error is None and share.is_sampled and not sampled:
                 error = "the model runner returned no token for it"
+                self._distrust((share,), {request.request_id})
             if error is not None:
                 self._retire(request, RequestStatus.FINISHED_FAILED)
-                updates.append(RequestUpdate(request, _NO_TOKENS, error=error))
+                updates.append(RequestUpdate(request, _NO_TOKENS, None, error))
             elif row is not None:
-                updates.append(self._apply(request, output, row))
+                if (status := request.take(sampled)) is not None:
+                    self._retire(request, status)
+                entry = None if logprobs is None else logprobs[row]
+                updates.append(RequestUpdate(request, request.last_news, None if entry is None else (entry,)))
         return updates
 
     def _take_report(self, report: KVConnectorOutput) -> None:
@@ -216,11 +224,17 @@ class Scheduler:
             if request.num_preemptions:  # it may have had such a block, and has others by now, or none
                 self._void(request)
 
+    def _distrust(self, shares: Iterable[ScheduledShare], request_ids: set[str]) -> None:
+        """The KV that these requests computed is wrong: those who run on it begin afresh."""
+        wrong = [share.request for share in shares if share.request.request_id in request_ids]
+        for other in self._allocator.distrust(wrong, self._records.requests(self._running.values())):
+            self._void(other)
+
     def get(self, request_id: str) -> Request | None:
         """The request of an id; None: it has ended, or there never was one."""
         return self._requests.get(request_id)
 
-    def sampled(self, batch: SchedulerOutput) -> list[Request]:
+    def sampled(self, batch: SchedulerOutput) -> Iterator[Request]:
         """The requests that ``batch``, which is in flight, samples."""
         return self._records.sampled(batch)
 
@@ -242,6 +256,11 @@ class Scheduler:
         again = [request_id for request_id in batch.finished_request_ids if not self._is_known(request_id)]
         self._to_forget = list(dict.fromkeys([*again, *self._to_forget]))
         return [request_id for request_id in batch.num_scheduled_tokens if request_id in lost]
+
+    def repeat(self, batch: SchedulerOutput) -> None:
+        """Nothing comes of ``batch``, and it is nobody's fault: its requests compute all of theirs again."""
+        for request_id in self.lose(batch):
+            self._void(self._requests[request_id])
 
     def _is_known(self, request_id: str) -> bool:
         """The runners have been told of a request of this id since."""
@@ -270,10 +289,11 @@ class Scheduler:
                 num_tokens = self._num_due(request)
             if num_tokens <= 0 or request.status is not RequestStatus.RUNNING:
                 continue
-            num_tokens = min(num_tokens, plan.budget)
-            block_ids = self._grow_or_preempt(request, request.num_computed_tokens + num_tokens, plan)
-            if block_ids is not None:
-                plan.add(request, num_tokens, block_ids)
+            if num_tokens > 1:
+                num_tokens = min(num_tokens, plan.budget)
+            end = request.num_computed_tokens + num_tokens
+            if end <= request.num_slots or self._grow_or_preempt(request, end, plan):
+                plan.add(request, num_tokens)
 
     def _num_due(self, request: Request) -> int:
         """Tokens of a running request that may run; none while its next one is being sampled, unless steps overlap."""
@@ -284,15 +304,16 @@ class Scheduler:
                 return 0
         return num_known - request.num_computed_tokens
 
-    def _grow_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
-        """Blocks for ``request``, taken from less important ones if need be; None: it gave way itself."""
-        while (block_ids := self._blocks.grow(request.request_id, num_tokens)) is None:
+    def _grow_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Blocks for ``request``, taken from less important ones if need be; False: it gave way itself."""
+        while (block_ids := self._allocator.grow(request, num_tokens)) is None:
             victim = least(self._running)
             self._preempt(victim)
             plan.drop(victim)
             if victim is request:
-                return None
-        return block_ids
+                return False
+        plan.new_block_ids[request.request_id] = block_ids
+        return True
 
     def _preempt(self, victim: Request) -> None:
         victim.move(RequestStatus.PREEMPTED)
@@ -320,7 +341,7 @@ class Scheduler:
             self._waiting.remove(request)
             request.move(RequestStatus.RUNNING)
             admit(self._running, request)
-            plan.add(request, num_tokens, _NO_TOKENS)
+            plan.add(request, num_tokens)
 
     def _commit(self, plan: StepPlan) -> SchedulerOutput:
         forgotten, self._to_forget = self._to_forget, []
@@ -335,26 +356,15 @@ class Scheduler:
 
     # ------------------------------------------------------------ how its result is taken
 
-    def _apply(self, request: Request, output: ModelRunnerOutput, row: int) -> RequestUpdate:
-        taken = output.sampled_token_ids[row]
-        for place, token_id in enumerate(taken):
-            status = request.append(token_id)
-            if status is not None:
-                self._retire(request, status)
-                taken = taken[: place + 1]
-                break
-        entry = output.logprobs[row] if output.logprobs is not None else None
-        return RequestUpdate(request, taken, None if entry is None else (entry,))
-
     def _retire(self, request: Request, status: RequestStatus) -> None:
         if request.status is RequestStatus.RUNNING:
             del self._running[request.request_id]
         else:
             self._waiting.remove(request)
         request.move(status)
-        self._allocator.release(request, keep=status is not RequestStatus.FINISHED_FAILED)
-        successor = leave_samples(request)
-        if successor is not None:
+        request.epoch += 1
+        self._allocator.release(request)
+        if (successor := leave_samples(request)) is not None:
             self._waiting.settle(successor)
         self._forget(request)
         del self._requests[request.request_id]
@@ -377,16 +387,9 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """The scheduler in numbers."""
-        return SchedulerStatistics(
-            len(self._running),
-            len(self._waiting),
-            self._num_steps,
-            self._num_scheduled_tokens,
-            self._num_preemptions,
-            self._num_finished,
-            self._blocks.statistics(),
-            self._allocator.statistics(),
-        )
+        counts = self._num_steps, self._num_scheduled_tokens, self._num_preemptions, self._num_finished
+        cache = self._blocks.statistics(), self._allocator.statistics()
+        return SchedulerStatistics(len(self._running), len(self._waiting), *counts, *cache)
 
     def __repr__(self) -> str:
         """As in ``<Scheduler: 3 running, 0 waiting, 120 steps, 2 preemption(s)>``."""

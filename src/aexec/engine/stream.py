@@ -2,7 +2,8 @@
 
 The driver never waits for a reader. What a slow reader has not taken yet is merged, so
 that he gets it in one chunk, and holds no more than the request's own output. All of it
-happens on one event loop.
+happens on one event loop. Where nothing is looked for in the text, tokens become text when
+they are read, many at once if they were merged.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Callable, Sequence
 
 from anyio import BusyResourceError
 
+from aexec.engine.text import TokenDecoder
 from aexec.messages.request import FinishReason, TokenChunk, TokenLogprobs
 
 __all__ = ("SampleStreams", "TokenStream")
+
+_MOST_UNDECODED = 16  # tokens that wait to become text: the end of a long text is no longer than any other step
 
 
 class TokenStream:
@@ -27,12 +31,15 @@ class TokenStream:
         on_news: Called when there is something to take; set for streams that are read together.
         is_patient: Its reader wants all of it at once, and is woken at its end only.
         is_abandoned: Nobody reads it any longer.
+        decoder: Turns what is read into text; None: what is put comes with its text.
     """
 
     def __init__(self, request_id: str, num_prompt_tokens: int, index: int = 0) -> None:
         self.request_id, self.num_prompt_tokens, self.index = request_id, num_prompt_tokens, index
         self.on_news: Callable[[], None] | None = None
         self.is_patient = self.is_abandoned = False
+        self.decoder: TokenDecoder | None = None
+        self._num_decoded = 0  # of the tokens that wait
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None
@@ -79,8 +86,11 @@ class TokenStream:
         prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
     ) -> None:
         """Hand over what is new."""
-        self._texts.append(text)
+        if text:
+            self._texts.append(text)
         self._token_ids.extend(token_ids)
+        if len(self._token_ids) >= self._num_decoded + _MOST_UNDECODED:
+            self._decode()
         if logprobs is not None:
             self._logprobs = [*(self._logprobs or ()), *logprobs]
         if prompt_logprobs is not None:
@@ -120,7 +130,13 @@ class TokenStream:
                 self._waiter = None
         return self._take()
 
+    def _decode(self) -> None:
+        if self.decoder is not None:
+            self._texts.extend(map(self.decoder.step, self._token_ids[self._num_decoded :]))
+        self._num_decoded = len(self._token_ids)
+
     def _take(self) -> TokenChunk:
+        self._decode()
         texts, token_ids = self._texts, tuple(self._token_ids)
         self._num_taken += len(token_ids)
         chunk = TokenChunk(
@@ -138,7 +154,7 @@ class TokenStream:
         texts.clear()
         self._token_ids.clear()
         self._logprobs = self._prompt_logprobs = None
-        self._pending = False
+        self._num_decoded, self._pending = 0, False
         return chunk
 
     def _wake(self) -> None:

@@ -14,12 +14,15 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast
 
+from aexec.actor import ActorStatistics
 from aexec.engine.completion import Completion
 from aexec.engine.llm import AsyncLLM, Prompt
+from aexec.engine.overlap import AsyncScheduling
 from aexec.engine.statistics import EngineStatistics
+from aexec.engine.text import Tokenizer
 from aexec.errors import ExecutorClosed
 from aexec.messages.lifecycle import ModelInfo
-from aexec.messages.operations import NamedTensors, WeightsReport
+from aexec.messages.operations import NamedTensors, PauseMode, WeightsReport
 from aexec.messages.request import RequestOptions, SamplingParams
 
 __all__ = ("LLM",)
@@ -31,6 +34,10 @@ _CANCEL_SECONDS = 10.0  # that an interrupted call has to end
 
 class LLM:
     """A blocking :class:`AsyncLLM`: ``with LLM("smollm2") as llm: llm.generate("Hello")``.
+
+    Its methods may be called from several threads at once, as to :meth:`abort` what another
+    one waits for. Chunk by chunk and event by event there is ``AsyncLLM``: both are for a task
+    beside, which a program that blocks has not; what events tell is in :meth:`statistics`, too.
 
     Args:
         model: As for ``AsyncLLM``.
@@ -104,6 +111,36 @@ class LLM:
         options = RequestOptions(priority=priority, timeout=timeout, cache_salt=cache_salt)
         return self._run(self._complete_all(list(zip(several, each, strict=True)), options))
 
+    def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Completion:
+        """Run one request to its end, under an id of your own if need be; see ``AsyncLLM.generate``."""
+        options = RequestOptions(priority=priority, timeout=timeout, cache_salt=cache_salt)
+        return self._run(self._complete(prompt, sampling, options, request_id))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request by its id, from another thread; see ``AsyncLLM.abort``."""
+        return self._run(self._llm.abort(request_id))
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Launch no more steps; returns when none is in flight; see ``AsyncLLM.pause``."""
+        self._run(self._llm.pause(mode))
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`, and take requests again after :meth:`drain`."""
+        self._run(self._llm.resume())
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Take no new requests; returns when all that were taken have ended; see ``AsyncLLM.drain``."""
+        self._run(self._llm.drain(timeout))
+
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
@@ -141,13 +178,32 @@ class LLM:
         return self._llm.chat_prompt(messages)
 
     @property
+    def is_open(self) -> bool:
+        """True between opening and closing."""
+        return self._thread is not None
+
+    @property
+    def async_scheduling(self) -> AsyncScheduling:
+        """Whether a step is launched before the tokens of the last one are back, and why."""
+        return self._llm.async_scheduling
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; see ``AsyncLLM.tokenizer``."""
+        return self._llm.tokenizer
+
+    @property
     def model_info(self) -> ModelInfo:
         """Facts about the loaded model."""
         return self._llm.model_info
 
     def statistics(self) -> EngineStatistics:
-        """Requests, steps and blocks in numbers."""
+        """Requests, steps, blocks and crashes in numbers."""
         return self._run(self._llm.statistics())
+
+    def driver_statistics(self) -> ActorStatistics:
+        """How busy the engine itself is; see ``AsyncLLM.driver_statistics``."""
+        return self._llm.driver_statistics()
 
     def __repr__(self) -> str:
         """As in ``<LLM 'smollm2': open>``."""
@@ -162,22 +218,25 @@ class LLM:
     async def _complete_all(
         self, requests: list[tuple[Prompt, SamplingParams | None]], options: RequestOptions
     ) -> list[Completion]:
-        async def complete(prompt: Prompt, sampling: SamplingParams | None) -> Completion:
-            async with self._room_for(sampling.n if sampling is not None else 1):
-                return await self._llm.complete(
-                    prompt,
-                    sampling,
-                    priority=options.priority,
-                    timeout=options.timeout,
-                    cache_salt=options.cache_salt,
-                )
-
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(complete(*request)) for request in requests]
+                tasks = [group.create_task(self._complete(*request, options)) for request in requests]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    async def _complete(
+        self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions, request_id: str | None = None
+    ) -> Completion:
+        async with self._room_for(sampling.n if sampling is not None else 1):
+            return await self._llm.complete(
+                prompt,
+                sampling,
+                request_id=request_id,
+                priority=options.priority,
+                timeout=options.timeout,
+                cache_salt=options.cache_salt,
+            )
 
     @contextlib.asynccontextmanager
     async def _room_for(self, num_samples: int) -> AsyncGenerator[None]:

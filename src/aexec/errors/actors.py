@@ -80,8 +80,9 @@ class RestartsExhausted(ActorError):
         self.actor, self.max_restarts, self.within, self.last = actor, max_restarts, within, last
 
     def __str__(self) -> str:
+        restarts = "one restart" if self.max_restarts == 1 else f"{self.max_restarts} restarts"
         return (
-            f"actor {self.actor} has used up its {self.max_restarts} restarts within {self.within:g} s "
+            f"actor {self.actor} has used up its {restarts} within {self.within:g} s "
             f"(Supervision.max_restarts, Supervision.within); its last failure: {self.last}"
         )
 

@@ -28,16 +28,20 @@ class QueueFull(RequestError):
     Attributes:
         request_id: The request that was turned away.
         limit: How many may wait.
+        what: They, and what they do.
+        setting: Whose value the limit is.
     """
 
-    def __init__(self, request_id: str, limit: int) -> None:
-        super().__init__(request_id, limit)
-        self.request_id, self.limit = request_id, limit
+    def __init__(
+        self, request_id: str, limit: int, what: str = "requests are waiting", setting: str = "max_num_waiting"
+    ) -> None:
+        super().__init__(request_id, limit, what, setting)
+        self.request_id, self.limit, self.what, self.setting = request_id, limit, what, setting
 
     def __str__(self) -> str:
         return (
-            f"request {self.request_id} was turned away, as {self.limit} requests are waiting already: "
-            "send it again later, or open the engine with a larger max_num_waiting"
+            f"request {self.request_id} was turned away, as {self.limit} {self.what} already: "
+            f"send it again later, or open the engine with a larger {self.setting}"
         )
 
 

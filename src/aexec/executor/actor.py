@@ -35,6 +35,8 @@ R = TypeVar("R")
 class ExecutorActor(ExecutorLife):
     """Takes calls, steps and operations for the worker group."""
 
+    self_explanatory = (AexecError,)  # they name call and rank, and come by the short way as they are
+
     async def on_start(self) -> None:
         """Be there for those who take the short way, too."""
         await super().on_start()

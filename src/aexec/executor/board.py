@@ -27,6 +27,9 @@ _UP = (ExecutorState.READY, ExecutorState.DRAINING)
 class ExecutorStatistics(NamedTuple):
     """Figures of an executor; counts are of its current generation.
 
+    Calls of the executor itself (start, health, stacks) count, and calls that took the short way past its
+    actor's mailbox do, which ``handled`` of ``ActorStatistics`` leaves out.
+
     Attributes:
         state: See ``ExecutorState``.
         generation: Counts its worker groups, from 1.

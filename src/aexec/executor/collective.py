@@ -7,7 +7,8 @@ Pure but for the waiters it ends: no await, no clock, no transport. The rules:
   and dropped by the call's id; nobody else ever gets them.
 * The first error is the one that is raised; those that follow from it within
   :data:`CAUSE_WINDOW` become its notes. A rank that dies in that time is the cause, and
-  a ``PeerLost`` never is, if the peer's own end comes within :data:`PEER_WINDOW`.
+  a ``PeerLost`` never is, if the peer's own end comes within :data:`PEER_WINDOW`, or, where
+  all ranks have answered, its death within :data:`DEATH_WINDOW`.
 * Steps are sent at once, in order. A plain control call is sent when no other plain
   control call is under way on its ranks, so that one whose waiter is gone can still be
   taken back from all ranks alike: a rank that ran it alone would wait in a collective
@@ -28,11 +29,12 @@ import msgspec
 from aexec.errors import ActorStopped, AexecError, MailboxFull, PeerLost, note
 from aexec.messages.base import Message
 
-__all__ = ("CAUSE_WINDOW", "MAX_OPEN", "PEER_WINDOW", "Answers", "Call", "CallBook", "Lane", "Waiter")
+__all__ = ("CAUSE_WINDOW", "DEATH_WINDOW", "MAX_OPEN", "PEER_WINDOW", "Answers", "Call", "CallBook", "Lane", "Waiter")
 
 MAX_OPEN = 4096
 
 CAUSE_WINDOW = 0.05  # seconds in which other ranks' errors count as following from the first one
+DEATH_WINDOW = 0.1  # seconds for the event of a death that a peer has noticed already
 PEER_WINDOW = 0.5  # seconds for what a rank says has happened to another one to be heard from there
 
 Answers = dict[int, Any]
@@ -236,6 +238,7 @@ class CallBook:
             window = PEER_WINDOW if isinstance(error, PeerLost) else CAUSE_WINDOW
             call.fails_at = min(call.fails_at, now + window)
         if not call.missing:
+            call.fails_at = min(call.fails_at, now + DEATH_WINDOW)
             self._all_heard(call, now)
         return self._sendable()
 
@@ -245,6 +248,8 @@ class CallBook:
         A step stays: whoever plans the next ones counts on it.
         """
         call.fail(ActorStopped(call.text, "its caller is gone"))
+        if not call.missing:
+            self.forget(call)
         if call.id in self._queue and call.lane is not _STEP:
             del self._queue[call.id], self.open[call.id]
         return self._sendable()
@@ -258,8 +263,12 @@ class CallBook:
         return [call for call in self.open.values() if call.waiter is not None and call.deadline <= now]
 
     def failing(self, now: float) -> list[Call]:
-        """Calls with an error whose window for others is over."""
-        return [call for call in self.open.values() if call.waiter is not None and call.fails_at <= now]
+        """Calls with an error whose window for others is over; forgotten, if all ranks have answered."""
+        over = [call for call in self.open.values() if call.fails_at <= now]
+        for call in over:
+            if not call.missing:
+                self.forget(call)
+        return [call for call in over if call.waiter is not None]
 
     def slow(self, now: float) -> list[Call]:
         """Calls to report as slow; each is reported ever more rarely."""
@@ -305,12 +314,14 @@ class CallBook:
             self.ended += 1
         return call
 
-    @staticmethod
-    def _all_heard(call: Call, now: float) -> None:
-        if call.errors:
-            call.fail_for_cause(now)
-        else:
+    def _all_heard(self, call: Call, now: float) -> None:
+        if not call.errors:
             call.resolve()
+        elif call.waiter is not None and all(isinstance(error, PeerLost) for error in call.errors.values()):
+            self.open[call.id] = call  # until its window is over, for the death that explains it
+            call.deadline = call.slow_at = math.inf
+        else:
+            call.fail_for_cause(now)
 
     def _has_to_wait(self, call: Call) -> bool:
         """True when something ahead of it may have to go first."""

@@ -159,6 +159,10 @@ class StepGate:
         for held in self.waiting:
             held.expires = math.inf
 
+    def forget_aborted(self) -> None:
+        """Of the pauses before, remember the latest steps only: no driver has more whose end it may still ask for."""
+        self.aborted = set(sorted(self.aborted)[-self.limit :])
+
     def resume(self, now: float) -> None:
         """Send steps again; see :meth:`admit`."""
         self.paused = None

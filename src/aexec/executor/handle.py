@@ -15,13 +15,13 @@ import anyio
 from aexec.actor import ActorSystem, Ref
 from aexec.actor.envelope import here
 from aexec.config import ExecutorConfig
-from aexec.errors import ActorDied, ConfigError, ExecutorClosed, WrongLoop
+from aexec.errors import ActorDied, AexecError, ConfigError, ExecutorClosed, WrongLoop
 from aexec.executor.actor import ExecutorActor
 from aexec.executor.base import ExecutorEvent, FailureCallback
 from aexec.executor.board import Board, ExecutorStatistics
 from aexec.executor.calls import CheckHealth, Close, Collective, Open
 from aexec.executor.describe import Description, describe
-from aexec.executor.direct import DirectReply, Taker
+from aexec.executor.direct import DirectReply, Reply, Taker
 from aexec.executor.dump import dump_text
 from aexec.executor.generation import stop_budget
 from aexec.executor.group import WorkerGroup
@@ -189,6 +189,28 @@ class ExecutorHandle(Operations):
         taker.take_sampling(message, reply, None)
         sampled: StepResult = await reply.result(self._loop)
         return sampled
+
+    def post(self, message: ExecuteModel | SampleTokens, reply: Reply, /) -> bool:
+        """Take a step call at once, on this loop, for whoever can do without a task that awaits it.
+
+        Args:
+            message: What :meth:`execute_model` and :meth:`sample_tokens` would send.
+            reply: Given what they would return or raise, at the earliest before this returns.
+
+        Returns:
+            False: it was not taken, as there is no short way now; await one of these.
+        """
+        taker = self._taker()
+        if taker is None:
+            return False
+        try:
+            if isinstance(message, ExecuteModel):
+                taker.take_step(message, reply, None)
+            else:
+                taker.take_sampling(message, reply, None)
+        except AexecError as error:
+            reply.fail(error)
+        return True
 
     async def check_health(self, timeout: float = 1.0) -> HealthReport:
         """Ask the liveness lane of each rank; never raises for a rank that is unwell.

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Collection
 from typing import Any, TypeVar
 
+from anyio import move_on_after
+
 from aexec.executor.calls import Pause, Resume, Sleep, Stacks, WakeUp, WeightsLoaded
 from aexec.executor.gate import check_pause_mode
 from aexec.executor.limits import check_timeout
@@ -17,6 +19,8 @@ from aexec.model.residency import sleep_event, wake_tags
 __all__ = ("Operations",)
 
 R = TypeVar("R")
+
+_RESUME_SECONDS = 10.0  # far more than the executor's actor takes
 
 
 class Operations(abc.ABC):
@@ -113,7 +117,8 @@ class Operations(abc.ABC):
             await self.pause(mode, timeout)
             yield
         finally:
-            await self.resume()
+            with move_on_after(_RESUME_SECONDS, shield=True):  # cancelled or not: nobody else resumes it
+                await self.resume()
 
     async def stacks(self, timeout: float = 1.0) -> dict[int, str]:
         """Where each rank is: the stacks of its compute thread and of its running ``async def`` methods.

@@ -44,9 +44,11 @@ class RestartBudget:
         """Why the failure is final, for its note."""
         if self.policy is None:
             return 'the failure is final: on_failure is "fail"'
+        most = self.policy.max_restarts
+        allowed = "the one restart" if most == 1 else f"the {most} restarts"
         return (
-            f"the failure is final: {self.policy.max_restarts} restarts within {self.policy.within:g} s "
-            "are used up (Restart.max_restarts, Restart.within)"
+            f"the failure is final: {allowed} allowed within {self.policy.within:g} s "
+            f"{'is' if most == 1 else 'are'} used up (Restart.max_restarts, Restart.within)"
         )
 
     @staticmethod

@@ -91,9 +91,10 @@ class StepLine:
             self.gate.aborted.discard(message.step)
             raise _aborted(message.step)
         flight = self.gate.flying.get(message.step)
-        if flight is not None and flight.launch is not None and flight.launch.errors:
-            self._get_rid_of(flight, flight.launch)
-            raise next(iter(flight.launch.errors.values()))
+        launch = None if flight is None else flight.launch
+        if flight is not None and launch is not None and launch.errors:
+            self._get_rid_of(flight, launch)
+            raise next(iter(launch.errors.values()))
         call = self._send_sampling(message, reply, until)
         reply.on_cancel(partial(self._fanout_now.abandon, call))
 
@@ -233,6 +234,7 @@ class StepLine:
         self.gate.land(flight)
         if flight.launch is not None:
             self._fanout_now.book.forget(flight.launch)
+        flight.launch = flight.sampling = None  # these know the flight: a cycle would keep all of the step alive
         if self.gate.waiting:
             self._admit()
         if self._changed is not None:
@@ -259,7 +261,7 @@ class StepLine:
             self._tell()
 
     def _abort(self) -> None:
-        self.gate.aborted.clear()  # of a pause before; whoever has not asked by now will not
+        self.gate.forget_aborted()
         for held in list(self.gate.waiting):
             self.gate.withdraw(held)
             held.reply.fail(_aborted(held.message.step))

@@ -161,6 +161,8 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: One entry per request, None where not asked for; None when nobody asked.
         prompt_logprobs: By request id, for the prompt positions that this step computed.
         errors: By request id: why it cannot go on. Such a request has no token.
+        refused: Those of ``errors`` that end for what they asked for: the KV that was computed for them is
+            right. That of the others is taken to be wrong, and nobody shares it.
         kv_connector_output: What the KV connectors report; None without one.
     """
 
@@ -169,4 +171,5 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs | None] | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     errors: dict[str, str] = {}
+    refused: frozenset[str] = frozenset()
     kv_connector_output: KVConnectorOutput | None = None

@@ -37,7 +37,7 @@ __all__ = ("PHASES", "Ended", "Launch", "PhaseReached", "ProgressMade")
 #: What a worker process reports on its way; the hooks that the executor calls follow.
 #: ``connected``: both lines are served. ``import``: the context, and with it the worker
 #: class, is being unpickled. The others name the step that begins, but for the last.
-PHASES = ("spawned", "connected", "import", "worker_init", "construct", "constructed")
+PHASES = ("spawned", "connected", "import", "worker_init", "__init__", "constructed")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ Row = NDArray[np.uint8]
 
 
 class KVAccess(Protocol):
-    """The blocks of one rank; its methods block and run on the compute thread, between two steps."""
+    """The blocks of one rank; its methods block and run on the compute thread, between two steps, but for one."""
 
     @property
     def block_bytes(self) -> int:
@@ -42,7 +42,13 @@ class KVAccess(Protocol):
         ...
 
     def weights_digest(self) -> bytes:
-        """What computes the KV of this rank: equal digests mean equal weights and equal code; reads all weights."""
+        """What computes the KV of this rank: equal digests mean equal weights and equal code.
+
+        Reads all weights, which takes a while: it may run on another thread, beside the steps.
+
+        Raises:
+            ModelNotReady: The weights have changed meanwhile.
+        """
         ...
 
     def read(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:

@@ -203,6 +203,7 @@ class ModelOperations:
         """
         self.residency.check(WeightsEvent.LOADED)
         self._refuse_pending("load_weights")
+        self.residency.disturb()
         try:
             self._store.load(path)
         except BaseException:

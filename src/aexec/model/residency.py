@@ -7,8 +7,10 @@ refuses to run: the alternative is text that looks almost right (G55).
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Iterable
+import threading
+from collections.abc import Generator, Iterable
 
 from aexec.errors import ConfigError, ModelNotReady
 
@@ -88,12 +90,14 @@ class Residency:
         weights: Where the weights are.
         has_cache: True while the KV cache is there.
         version: Counts complete sets of weights, from 1.
+        num_changes: Counts all that may move or change them, before it does.
     """
 
     def __init__(self) -> None:
         self.weights = WeightsState.UNLOADED
         self.has_cache = False
-        self.version = 0
+        self.version = self.num_changes = 0
+        self._still = threading.Lock()
         self._cache_slept = False
 
     def __repr__(self) -> str:
@@ -107,6 +111,7 @@ class Residency:
             ModelNotReady: It cannot happen now.
         """
         self.check(event)
+        self.disturb()
         before, self.weights = self.weights, TRANSITIONS[self.weights][event]
         if event in (WeightsEvent.LOADED, WeightsEvent.FINISH):
             self.version += 1
@@ -116,6 +121,26 @@ class Residency:
         """Raise what :meth:`move` would raise, and change nothing."""
         if event not in TRANSITIONS[self.weights]:
             raise ModelNotReady(event.value, self.weights.value, _REMEDIES[self.weights])
+
+    def disturb(self) -> None:
+        """The weights are about to move or to change: whoever reads them beside the steps has to give up."""
+        with self._still:
+            self.num_changes += 1
+
+    @contextlib.contextmanager
+    def still(self, num_changes: int) -> Generator[None]:
+        """Keep the weights as they are meanwhile, for a thread that reads them beside the steps.
+
+        Args:
+            num_changes: What the count was when it began.
+
+        Raises:
+            ModelNotReady: There was a change since.
+        """
+        with self._still:
+            if num_changes != self.num_changes:
+                raise ModelNotReady("reading the weights", "they have changed meanwhile", "read them again")
+            yield
 
     def put_back(self, before: WeightsState) -> None:
         """An update that has changed nothing is over: the weights are what they were."""

@@ -104,7 +104,7 @@ class SocketLink:
         try:
             message = self._from.recv(_MESSAGE.size)
         except OSError as error:
-            raise PeerLost(self._rank, self._before, doing, str(error)) from error
+            raise PeerLost(self._rank, self._before, doing, _why(error)) from error
         finally:
             self._waited += time.monotonic() - begun
         if not message:
@@ -119,7 +119,7 @@ class SocketLink:
             self._to.send(_MESSAGE.pack(step, word, failed))
         except OSError as error:
             doing = f"send the hidden states of step {step}"
-            raise PeerLost(self._rank, self._after, doing, str(error)) from error
+            raise PeerLost(self._rank, self._after, doing, _why(error)) from error
         self._sent += 1
 
     def _bound(self) -> socket.socket:
@@ -140,7 +140,7 @@ class SocketLink:
         except OSError as error:
             connection.close()
             raise PeerLost(self._rank, peer, "connect to the stage after", str(error)) from error
-        return connection
+        return _patient(connection, self._timeout)
 
     def _accepted(self, listener: socket.socket) -> socket.socket:
         """The stage before; strangers that come first are turned away."""
@@ -154,8 +154,7 @@ class SocketLink:
                     raise PeerLost(self._rank, self._before, "meet the stage before", str(error)) from error
                 with contextlib.suppress(PermissionError):
                     _check_user(connection)
-                    connection.settimeout(self._timeout)
-                    return connection
+                    return _patient(connection, self._timeout)
                 connection.close()
 
     def _address(self, rank: int) -> str:
@@ -166,6 +165,20 @@ def _socket(timeout: float) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.settimeout(timeout)
     return made
+
+
+def _patient(connection: socket.socket, timeout: float) -> socket.socket:
+    """The kernel keeps the time-out: no poll before each call, which stages would stand still for."""
+    connection.settimeout(None)
+    whole = int(timeout)
+    limit = struct.pack("@ll", whole, max(int((timeout - whole) * 1e6), int(not whole)))  # none at all is no limit
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    return connection
+
+
+def _why(error: OSError) -> str:
+    return "timed out" if isinstance(error, BlockingIOError) else str(error)
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -52,9 +52,9 @@ async def a_start_that_fails_raises_the_cause(make: MakeExecutor) -> None:
 
 async def a_start_that_takes_too_long_names_the_phase(make: MakeExecutor) -> None:
     """G33: each rank's phase is in the notes; the limit counts from the last progress, as processes take time."""
-    slow = {"hang_in": "load_model", "seconds": 2.0}
+    slow = {"hang_in": "load_model", "seconds": 4.0}
     with raising(CallTimeout, "a start has a limit") as caught:
-        async with make(ProbeWorker, worker_kwargs=slow, start_timeout=1.5, close_grace=2.0):
+        async with make(ProbeWorker, worker_kwargs=slow, start_timeout=3.0, close_grace=4.0):
             pass
     holds("load_model" in caught.notes, "the error says what was going on")
 

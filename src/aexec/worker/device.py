@@ -82,11 +82,12 @@ class DeviceThread:
         try:
             self._enter(phase)
             host = self._rank.host = WorkerHost(make_context())
-            for phase, work in (("worker_init", host.prepare), ("construct", host.construct)):
+            for phase, work in (("worker_init", host.prepare), ("__init__", host.construct)):
                 self._enter(phase)
                 work()
         except Exception as error:  # noqa: BLE001 - whatever worker code raises: the greeter hears it
-            self._control.post(self._control.lane.construction_failed, phase, error)
+            where = phase if phase == "import" else self._host.at(phase)  # without a context there is no host
+            self._control.post(self._control.lane.construction_failed, where, error)
         else:
             self._inference = host.wants_inference_mode
             self._rank.constructed = True

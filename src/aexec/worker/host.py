@@ -60,6 +60,12 @@ class WorkerHost:
     def __repr__(self) -> str:
         return f"<WorkerHost rank {self.context.rank}: {self.worker_name or 'not constructed'}>"
 
+    def at(self, phase: str) -> str:
+        """A phase in the words of an error, as in ``__init__ of MyWorker``."""
+        if phase != "__init__":
+            return phase
+        return f"__init__ of {self.worker_name}" if self.worker_name else "import"
+
     def prepare(self) -> None:
         """Run the ``worker_init`` functions, in order."""
         for entry in self.context.config.worker_init:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Any
+
+from anyio import CapacityLimiter, to_thread
 
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import ConfigError
@@ -130,9 +133,10 @@ class ModelWorker(WorkerOperations):
         """How much went from stage to stage, and how long this rank stood still for it."""
         return self.pipeline.statistics()
 
-    def kv_identity(self, *, afresh: bool = False) -> bytes:
-        """What the KV of this rank depends on; see ``aexec.worker.kv.base``."""
-        return connector_of(self.connector).identity(afresh=afresh)
+    async def kv_identity(self, *, afresh: bool = False) -> bytes:
+        """What the KV of this rank depends on; see ``aexec.worker.kv.base``. It is found out beside the steps."""
+        identity = partial(connector_of(self.connector).identity, afresh=afresh)
+        return await to_thread.run_sync(identity, limiter=CapacityLimiter(1))
 
     def kv_attach(self, epoch: int, identities: list[bytes]) -> KVHoldings:
         """Attach this rank's connector; see ``aexec.worker.kv.base``."""

@@ -54,6 +54,8 @@ class WorkerActor(ModelRunnerActor):
         died: Told when worker code has ended the compute thread, as ``sys.exit`` does.
     """
 
+    self_explanatory = (AexecError,)  # they name rank and method
+
     def __init__(
         self,
         place: WorkerContext,
@@ -93,12 +95,12 @@ class WorkerActor(ModelRunnerActor):
             RemoteError: What the worker's code raised.
         """
         if not self._constructed:
-            for phase, work in (("worker_init", self.host.prepare), ("construct", self.host.construct)):
+            for phase, work in (("worker_init", self.host.prepare), ("__init__", self.host.construct)):
                 self._phase(phase)
                 try:
                     await self._on_thread(phase, work)
                 except Exception as error:  # noqa: BLE001 - whatever worker code raises
-                    raise self.failure(phase, error) from None
+                    raise self.failure(self.host.at(phase), error) from None
             self._constructed = True
             if self.host.wants_inference_mode:
                 self.thread.allow_inference_mode()

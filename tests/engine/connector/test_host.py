@@ -15,6 +15,7 @@ from aexec.engine.connector.calls import FlushConnector
 from aexec.engine.connector.host import ConnectorHost
 from aexec.engine.connector.offload import OffloadConnector
 from aexec.errors import ExecutorUnavailable
+from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.kv import KVHoldings
 from aexec.messages.step import StepId
 
@@ -28,6 +29,7 @@ class Ranks:
 
     def __init__(self):
         self.errors: list[Exception] = []
+        self.state = ExecutorState.READY
         self.asked: list[bool] = []
         self.attached: list[tuple[int, list[bytes]]] = []
         self.steps = []
@@ -130,6 +132,20 @@ async def test_ranks_that_are_away_are_asked_again(connector, monkeypatch):
         connector.detach()
         await settled(connector, 1)
         assert len(ranks.asked) == 5
+
+
+async def test_ranks_that_are_gone_for_good_are_asked_once_more(connector, monkeypatch):
+    """And then never again."""
+    monkeypatch.setattr(host, "_RETRY_SECONDS", 0.0)
+    ranks = Ranks()
+    async with hosted(connector, ranks) as ref:
+        ranks.state, ranks.errors = ExecutorState.FAILED, [ExecutorUnavailable("rank 1 is gone", None)] * 9
+        connector.detach()
+        for _ in range(9):
+            await ref.ask(FlushConnector())
+            await anyio.wait_all_tasks_blocked()
+        assert (len(ranks.errors), len(ranks.asked)) == (8, 2)
+        assert ref.is_alive
 
 
 async def test_a_flush_is_steps_without_tokens(connector):

@@ -35,9 +35,9 @@ def connector() -> OffloadConnector:
 
 def test_what_is_given_away_is_found_from_then_on(connector):
     """Up to the first block that is not kept."""
-    transfer = connector.plan(blocks("abd"), [])
+    transfer = connector.plan(blocks("abe"), [])
     assert transfer.store_block_ids == [1, 2, 3]
-    assert [key[:32] for key in transfer.store_keys] == names("abd")
+    assert [key[:32] for key in transfer.store_keys] == names("abe")
     assert [connector.match(names(text)) for text in ("abcd", "b", "c", "")] == [2, 1, 0, 0]
 
 
@@ -173,7 +173,7 @@ def test_settings_name_the_connector():
     assert isinstance(make_connector(CacheConfig(connector=Offload())), OffloadConnector)
     with pytest.raises(ConfigError, match=r"scheduler_side is 'aexec.nowhere:Nothing'"):
         make_connector(CacheConfig(connector=Nowhere()))
-    with pytest.raises(ConfigError, match="prefix_caching is off"):
+    with pytest.raises(ConfigError, match=r"connector \(kv_connector= of an engine\) is .*prefix_caching is off"):
         CacheConfig(connector=Offload(), prefix_caching=False)
     with pytest.raises(ConfigError, match=r"Offload.bytes is 0: expected at least 1"):
         Offload(bytes=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aexec.engine.grammar.base import GrammarError, GrammarSpec
-from aexec.engine.grammar.compiler import Compiler, CompilerLost
+from aexec.engine.grammar.compiler import Compiler, CompilerLost, _stack_bytes
 from aexec.engine.grammar.manager import BACKENDS
 
 GOOD = GrammarSpec("regex", "[ab]+")
@@ -105,6 +106,34 @@ def test_a_crash_is_an_error_that_says_how(hostile, text, how):
     with pytest.raises(GrammarError, match=rf"it crashed its compiler \({how}\)"):
         hostile.prepare(job(text), 20)
     assert hostile.prepare(job("b"), 20) == "bb"
+
+
+def test_a_grammar_that_is_too_deep_says_so_and_takes_nothing_with_it(compiler):
+    """A chain of rules without an end in sight: its size and what to do are in the error, and the next one compiles."""
+    chain = GrammarSpec("grammar", "\n".join(f'r{place}: "a" r{place + 1}' for place in range(12_000)))
+    deep = chain._replace(text=f'start: r0\n{chain.text}\nr12000: "b"\n')
+    said = rf"it crashed its compiler \(SIG\w+\), as .* too deep; this one has {len(deep.text):,} characters: make"
+    with pytest.raises(GrammarError, match=said):
+        compiler.prepare(deep, 60)
+    assert compiler.prepare(GOOD, 20)
+
+
+def test_an_object_with_thousands_of_properties_compiles(compiler):
+    """It needs more stack than the process once had."""
+    names = [f"p{place}" for place in range(8_000)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}
+    assert compiler.prepare(GrammarSpec("json_schema", json.dumps(schema)), 60)
+
+
+def test_the_process_has_half_the_stack_of_the_engine_s_threads():
+    """The engine compiles the same once more: what does not fit has to be found out where a crash harms nobody."""
+    before = threading.stack_size(6 << 20)
+    try:
+        assert _stack_bytes() == 3 << 20
+        threading.stack_size(64 << 20)
+        assert _stack_bytes() == 4 << 20
+    finally:
+        threading.stack_size(before)
 
 
 @pytest.mark.parametrize(("text", "why"), [("memory", "ran out of memory"), ("panic", "it panicked")])

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import anyio
 import pytest
 
 from aexec.engine.grammar.base import GrammarError
-from aexec.engine.grammar.filling import Filler, Wanted
+from aexec.engine.grammar.filling import _MOST_THREADS, Filler, Wanted, _Sheet, _Worker
 from aexec.engine.grammar.following import RequestGrammar
 
 pytestmark = pytest.mark.anyio
@@ -78,3 +79,79 @@ async def test_a_slow_grammar_holds_up_the_others_for_so_long_and_fails_alone(sc
         while filler.num_late:  # noqa: ASYNC110 - a thread ends without an event
             await anyio.sleep(0.005)
     assert (filled.bitmask[1] == -1).all()
+
+
+class Paced:
+    """A grammar whose mask takes some seconds."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def fill(self, token_ids, row):
+        del token_ids
+        time.sleep(self.seconds)
+        row[:] = 1
+
+
+async def test_each_row_has_its_own_time():
+    """Those that wait for their turn behind slow ones are not late for that."""
+    filler = Filler(WORDS, timeout=0.5, max_threads=1)
+    filled = await filler.fill([Wanted(Paced(0.2), ()) for _ in range(4)])
+    assert filled.failed == {}
+    assert (filled.bitmask == 1).all()
+
+
+async def test_when_all_threads_hang_a_mask_fails_and_no_step_waits_for_ever(scripted, allowed):
+    """No more threads are started then; once they are free again, masks are made as before."""
+    gate = threading.Event()
+    filler = Filler(WORDS, timeout=0.2, max_threads=_MOST_THREADS)
+    hanging = [scripted(gate=gate) for _ in range(_MOST_THREADS * 16)]
+    try:
+        with anyio.fail_after(20):
+            await filler.fill(wanted(*hanging))
+            filled = await filler.fill(wanted(scripted(b"a"), scripted(b"b")))
+        assert filler.num_late == _MOST_THREADS
+        assert sorted(filled.failed) == [0, 1]
+        assert str(filled.failed[0]) == "no thread is free for its mask, as those of 64 others hang"
+    finally:
+        gate.set()
+    with anyio.fail_after(10):
+        while filler.num_late:  # noqa: ASYNC110 - a thread ends without an event
+            await anyio.sleep(0.005)
+    filled = await filler.fill(wanted(scripted(b"a")))
+    assert allowed(filled.bitmask[0]) == [97]
+
+
+async def test_a_mask_that_is_in_line_behind_threads_that_hang_fails_too(scripted):
+    """Its line does not move: it was there before they were known to hang."""
+    gate = threading.Event()
+    patient, quick = Filler(WORDS, timeout=60.0, max_threads=1), Filler(WORDS, timeout=0.1, max_threads=1)
+    quick._threads = patient._threads
+    hanging = [scripted(gate=gate) for _ in range(_MOST_THREADS)]
+    try:
+        async with anyio.create_task_group() as group:
+            for each in hanging:
+                group.start_soon(patient.fill, wanted(each))
+            with anyio.fail_after(20):
+                await anyio.to_thread.run_sync(lambda: all(each.started.wait(20) for each in hanging))
+                filled = await quick.fill(wanted(scripted()))
+            assert "no thread is free" in str(filled.failed[0])
+            gate.set()
+    finally:
+        gate.set()
+
+
+def test_a_thread_that_was_left_behind_takes_no_other_row():
+    """Nobody would wait for it there."""
+    worker, left = _Worker(), []
+
+    class Late:
+        def fill(self, token_ids, row):
+            del token_ids, row
+            left.append(sheet.leave(worker, 0.0))
+
+    sheet = _Sheet([Wanted(Late(), ()), Wanted(Late(), ())], WORDS)
+    sheet.work(worker)
+    assert left == [0]
+    assert sheet.leave(worker, 0.0) is None
+    assert sheet.give_up() == [1]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
@@ -11,11 +13,11 @@ from aexec.config import StructuredOutputConfig
 from aexec.engine.bytes_text import ByteTokenizer
 from aexec.engine.grammar import manager as module
 from aexec.engine.grammar.following import RequestGrammar
-from aexec.engine.grammar.manager import GrammarManager
+from aexec.engine.grammar.manager import BACKENDS, GrammarManager
 from aexec.engine.hub_text import HubTokenizer
 from aexec.engine.request import Request, RequestStatus
 from aexec.engine.scheduler import RequestUpdate
-from aexec.errors import MissingExtra, RequestFailed
+from aexec.errors import ConfigError, MissingExtra, QueueFull, RequestFailed
 from aexec.messages.request import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +35,10 @@ def hangs(number):
         "title": str(number),
         "allOf": [{"type": "string", "pattern": f"[a-c]{{{size}}}d"} for size in range(1, 300)],
     }
+
+
+def is_there(pid):
+    return Path(f"/proc/{pid}").exists()
 
 
 class Desk:
@@ -223,6 +229,76 @@ async def test_grammars_that_hang_do_not_hold_up_the_others(managing, desk):
     assert all(isinstance(each, (asyncio.CancelledError, InvalidRequest, RequestFailed)) for each in results)
 
 
+async def test_a_compilation_ends_with_the_last_request_that_waits_for_it(managing, desk):
+    """The process at work is killed, those in line leave it, and whoever comes next waits for none of them."""
+    manager = managing(compile_timeout=120.0, num_compilers=1)
+    asking = [
+        asyncio.ensure_future(
+            manager.compile(desk.add(str(number), structured=StructuredOutput(json_schema=hangs(number // 2))))
+        )
+        for number in range(8)
+    ]
+    with anyio.fail_after(30):
+        while len(manager._under_way) < 4 or not any(  # noqa: ASYNC110 - a process has no event
+            each.pid for each in manager._compilers
+        ):
+            await anyio.sleep(0.005)
+        pid = next(each.pid for each in manager._compilers)
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert len(manager._under_way) == 0
+        while is_there(pid):  # noqa: ASYNC110 - a process has no event
+            await anyio.sleep(0.005)
+        await manager.compile(desk.add("quick", structured=StructuredOutput(regex="ab")))
+    found = manager.statistics()
+    assert (found.num_compiled, found.num_compilers) == (1, 1)
+
+
+async def test_so_many_grammars_are_under_way(managing, desk):
+    """One more is refused, with the limit and its name; who asks for one of them is not."""
+    manager = managing(compile_timeout=120.0, max_num_compiling=2)
+    asking = [
+        asyncio.ensure_future(
+            manager.compile(desk.add(str(number), structured=StructuredOutput(json_schema=hangs(number % 2))))
+        )
+        for number in range(3)
+    ]
+    with anyio.fail_after(20):
+        while "2 under way for 3," not in repr(manager._under_way):  # noqa: ASYNC110 - threads read them first
+            await anyio.sleep(0.005)
+        said = "request c was turned away, as 2 grammars are being compiled already: send it again later, or open .* "
+        with pytest.raises(QueueFull, match=said + "StructuredOutputConfig.max_num_compiling") as caught:
+            await manager.compile(desk.add("c", structured=StructuredOutput(regex="ab")))
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await manager.compile(desk.add("d", structured=StructuredOutput(regex="ab")))
+
+
+async def test_what_failed_once_is_tried_again(managing, desk, monkeypatch):
+    """The vocabulary's text, and the library: for want of memory, say."""
+    manager, left = managing(), {"text": 1, "library": 1}
+
+    def failing(name, call):
+        def fail(*args):
+            if left[name]:
+                left[name] -= 1
+                raise MemoryError(name)
+            return call(*args)
+
+        return fail
+
+    monkeypatch.setattr(ByteTokenizer, "to_json", failing("text", ByteTokenizer.to_json))
+    monkeypatch.setattr(module, "_open_backend", failing("library", module._open_backend))
+    request = desk.add("a", structured=StructuredOutput(regex="ab"))
+    for name in ("text", "library"):
+        with pytest.raises(MemoryError, match=name):
+            await manager.compile(request)
+    assert (await manager.compile(request)).advance(list(b"ab"))
+
+
 # -- the bitmask -----------------------------------------------------------------------------
 
 
@@ -254,9 +330,10 @@ async def test_a_request_whose_mask_cannot_be_made_fails_alone(managing, desk, s
     desk.add("good", grammar=scripted())
     desk.add("wrong", grammar=scripted()).token_ids.append(120)
     masks = await manager.mask(frozenset({"bad", "good", "wrong"}))
-    assert sorted(masks.failed) == ["bad", "wrong"]
-    assert "request bad failed: its grammar cannot go on: too many states" in str(masks.failed["bad"])
-    assert "token 120 came at position 0" in str(masks.failed["wrong"])
+    failed = {request.request_id: str(error) for request, error in masks.failed.items()}
+    assert sorted(failed) == ["bad", "wrong"]
+    assert "request bad failed: its grammar cannot go on: too many states" in failed["bad"]
+    assert "token 120 came at position 0" in failed["wrong"]
 
 
 async def test_end_tokens_that_are_ignored_are_masked(managing, desk, allowed):
@@ -308,7 +385,14 @@ async def test_one_slow_mask_holds_up_a_step_no_longer_than_its_limit(managing, 
     try:
         with anyio.fail_after(5):
             masks = await manager.mask(frozenset({"slow", "quick"}))
-        assert list(masks.failed) == ["slow"]
+        assert list(masks.failed) == [desk.requests["slow"]]
         assert manager.statistics().num_late == 1
     finally:
         gate.set()
+
+
+def test_a_library_that_is_not_known_is_refused_before_anything_opens():
+    """By name, with those that are known."""
+    assert [StructuredOutputConfig(backend=name).backend for name in BACKENDS] == list(BACKENDS)
+    with pytest.raises(ConfigError, match=rf"backend is 'nix': expected one of {', '.join(BACKENDS)}$"):
+        StructuredOutputConfig(backend="nix")

@@ -135,8 +135,8 @@ async def test_the_first_to_fail_is_the_cause(opening):
     assert (error.rank, error.code) == (1, 7)
     assert "in __init__" in error.traceback_text
     notes = "\n".join(error.__notes__)
-    assert "rank 0: no failure of its own, at construct" in notes
-    assert "rank 2: no failure of its own, at construct" in notes
+    assert "rank 0: no failure of its own, at __init__" in notes
+    assert "rank 2: no failure of its own, at __init__" in notes
 
 
 async def test_a_death_in_the_start_names_the_phase(opening):
@@ -152,7 +152,7 @@ async def test_a_death_in_the_start_names_the_phase(opening):
         async with opening(Dies):
             pass
     error = caught.value
-    assert (error.rank, error.exit_code, error.phase, error.stderr_tail) == (1, 3, "construct", "no device here")
+    assert (error.rank, error.exit_code, error.phase, error.stderr_tail) == (1, 3, "__init__", "no device here")
 
 
 async def test_a_worker_class_that_is_not_there_is_a_wrong_setting(opening):

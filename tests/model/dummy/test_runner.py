@@ -156,6 +156,7 @@ def test_a_grammar_is_obeyed() -> None:
     assert output.request_ids == ["a", "c"]
     assert output.sampled_token_ids[0] == [300]
     assert output.errors == {"b": "no token may come at position 5: grammar and min_tokens forbid all of them"}
+    assert output.refused == {"b"}
 
 
 def test_a_request_does_not_end_before_min_tokens() -> None:

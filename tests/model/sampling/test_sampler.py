@@ -243,6 +243,7 @@ def test_a_grammar_is_obeyed_and_can_leave_nothing(temperature: float) -> None:
         "stuck": "no token may come at position 3: the grammar and min_tokens 4 forbid all of them",
         "none": "no token may come at position 3: the grammar forbids all of them",
     }
+    assert output.refused == {"stuck", "none"}
 
 
 def test_a_grammar_that_forbids_everything_is_noticed_without_other_extras() -> None:
@@ -258,12 +259,14 @@ def test_a_nan_that_the_grammar_hides_is_still_an_error() -> None:
     logits[0, 5] = math.nan
     output = Sampler(VOCAB).sample(logits, [request("a")], GrammarOutput(request_ids=["a"], bitmask=mask({6})))
     assert "hold NaN" in output.errors["a"]
+    assert not output.refused
 
 
 def test_a_bias_outside_of_the_vocabulary_fails_its_request_only() -> None:
     """The error names the id and the range."""
     output = Sampler(VOCAB).sample(random_logits(2), [request("a", logit_bias={600: 1.0}), request("b")])
     assert output.errors == {"a": "logit_bias names token 600: expected ids from 0 to 599"}
+    assert output.refused == {"a"}
     assert output.request_ids == ["b"]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from aexec.config import CacheConfig
-from aexec.errors import ProtocolError
+from aexec.errors import ModelNotReady, ProtocolError
 from aexec.messages import NewRequestData, SamplingParams, SchedulerOutput
 from aexec.model.transformer.kv_access import digest_of
 
@@ -115,6 +117,28 @@ def test_equal_weights_have_equal_digests_and_no_others(tiny_model, ready_runner
         assert first.kv_access.weights_digest() != before
         first.operations.update_weights({name: tensor}, partial=True)
         assert first.kv_access.weights_digest() == before
+
+
+@pytest.mark.parametrize("event", ["update", "load", "sleep"])
+def test_weights_that_change_while_they_are_read_have_no_digest(event, tiny_model, ready_runner, monkeypatch):
+    """Half of it would be of the old ones; nothing is read that was moved."""
+    runner = ready_runner(tiny_model("llama_gqa"))
+    operations = runner.operations
+    still, pieces = operations.residency.still, itertools.count()
+    changes = {
+        "update": operations.start_weight_update,
+        "load": operations.load_weights,
+        "sleep": lambda: (operations.sleep(1), operations.wake_up()),
+    }
+
+    def interrupted(num_changes):
+        if next(pieces) == 3:
+            changes[event]()
+        return still(num_changes)
+
+    monkeypatch.setattr(operations.residency, "still", interrupted)
+    with pytest.raises(ModelNotReady, match="changed meanwhile"):
+        runner.kv_access.weights_digest()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

@@ -125,6 +125,17 @@ def test_what_a_writer_left_behind_is_deleted_after_a_while(open_store):
     assert not store.keys()
 
 
+def test_what_is_being_written_counts_too(open_store):
+    """Writers that were killed, one after the other, do not fill the disk unnoticed."""
+    home = open_store()._home
+    for number in range(20):
+        (home / f"{key(number).hex()}.kv.{number}.tmp").write_bytes(bytes(FILE))
+    store = open_store(limit=10 * FILE)
+    assert len(list(home.iterdir())) == 9
+    put(store, 1)
+    assert list(store.keys()) == [key(1)]
+
+
 def test_a_sweep_passes_over_what_is_not_ours(tmp_path):
     """Only files of blocks count, and only in folders that are named as ours are."""
     (tmp_path / "model").mkdir()

@@ -182,6 +182,17 @@ def test_weights_are_read_once_unless_somebody_asks(monkeypatch):
     assert len(looks) == 2
 
 
+def test_weights_are_not_read_on_the_thread_of_the_steps(monkeypatch):
+    """To attach a rank that has changed since it said who it is fails at once; it is asked again."""
+    rank, looks = Rank(), []
+    said = rank.connector.identity()
+    rank.runner.operations.update_weights({"seed": 9})
+    monkeypatch.setattr(rank.runner.kv_access, "weights_digest", lambda: bytes(looks.append(1) or 32))
+    with pytest.raises(ModelNotReady, match="changed meanwhile"):
+        rank.connector.attach(1, [said])
+    assert not looks
+
+
 def test_a_full_disk_is_said_and_harms_nobody(tmp_path, monkeypatch):
     """The key is dropped, the step goes on."""
     rank = Rank(Offload(bytes=10**6, directory=tmp_path))

@@ -1,8 +1,9 @@
 """The actor's part of a KV connector: whenever it is detached, attach the ranks; at the end, flush.
 
-The connector itself is asked by the scheduler and never waits. What has to wait is here: the
-ranks are asked who they are and what they hold, beside the steps, which run on without the
-connector meanwhile.
+The connector itself is asked by the scheduler and never waits. What has to wait is here. The
+ranks are asked who they are: they read their weights for it, on a thread beside the steps, which
+run on without the connector meanwhile. Then they are attached, between two steps, which takes
+no longer than to list what they hold.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from aexec.actor import Actor, handles
 from aexec.engine.connector.attach import attach_ranks
 from aexec.engine.connector.base import KVConnector
 from aexec.engine.connector.calls import AttachRanks, FlushConnector, RanksAttached, RanksNotAttached
+from aexec.engine.recovery import Fate, fate_of
 from aexec.engine.scheduler import Scheduler
 from aexec.executor.base import Executor
 from aexec.messages.batch import SchedulerOutput
@@ -74,7 +76,10 @@ class ConnectorHost(Actor):
 
     @handles(RanksNotAttached)
     def ranks_not_attached(self, message: RanksNotAttached) -> None:
-        """Try again: they may be down, or asleep."""
+        """Try again: they may be down, or asleep; unless they will not come back."""
+        if fate_of(message.error, self._executor.state) is Fate.ALL:
+            self.context.log.info("the KV connector stays detached", error=str(message.error))
+            return
         self.context.log.info("the KV connector is not attached", error=str(message.error), retry=self._retry)
         self.context.after(self._retry, AttachRanks())
         self._retry = min(2 * self._retry, _MOST_RETRY_SECONDS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import struct
@@ -25,6 +26,8 @@ _LENGTH = struct.Struct(">I")
 _START_SECONDS = 60.0  # to import a library, torch with it
 _MEMORY_BYTES = 1 << 30  # beyond what the library and the vocabulary take
 _CHUNK = 1 << 16
+_MOST_STACK_BYTES = 8 << 20  # half of it takes an object with 9,000 optional properties
+_UNLIMITED_STACK_BYTES = 2 << 20  # that threads have where the limit says "unlimited"
 
 
 class CompilerLost(Exception):
@@ -90,7 +93,11 @@ class Compiler:
         try:
             answer = self._ask(process, job, seconds)
         except (EOFError, BrokenPipeError):
-            raise GrammarError(f"it crashed its compiler ({self._how_it_ended(process)})") from None
+            how = self._how_it_ended(process)
+            raise GrammarError(
+                f"it crashed its compiler ({how}), as grammars do that are too large or nested too deep; this one has "
+                f"{len(spec.text):,} characters: make it smaller, or of fewer parts"
+            ) from None
         except TimeoutError:
             self._end(process)
             raise GrammarTooSlow(f"it did not compile within {seconds:g} s") from None
@@ -116,6 +123,7 @@ class Compiler:
             "ends": self._vocabulary.end_token_ids,
             "tokenizer": self._vocabulary.tokenizer_json,
             "memory": _MEMORY_BYTES,
+            "stack": _stack_bytes(),
         }
         try:
             text = (self._vocabulary.tokenizer_json or "").encode()
@@ -150,6 +158,15 @@ class Compiler:
         self._end(process)
         code = process.returncode
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def _stack_bytes() -> int:
+    """Stack to compile with: half of what threads of this process have, where the grammar is compiled once more.
+
+    What needs too much of it is found out by a crash, which must be that of the other process.
+    """
+    here = threading.stack_size() or resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return max(min(here if here != resource.RLIM_INFINITY else _UNLIMITED_STACK_BYTES, _MOST_STACK_BYTES) // 2, 1 << 20)
 
 
 def _spawn() -> subprocess.Popen[bytes]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,29 +45,63 @@ class Filled(NamedTuple):
     failed: dict[int, GrammarError]
 
 
+class _Worker:
+    """A thread at a sheet: at which row, and since when."""
+
+    __slots__ = ("began", "is_late", "row")
+
+    def __init__(self) -> None:
+        self.row: int | None = None
+        self.began = 0.0
+        self.is_late = False
+
+
 class _Sheet:
     """One bitmask while threads write it, each taking the next row."""
 
     def __init__(self, wanted: Sequence[Wanted], num_words: int) -> None:
         self.bitmask: Bitmask = np.zeros((len(wanted), num_words), dtype=np.int32)
         self.todo = deque(enumerate(wanted))
-        self.busy: set[int] = set()
         self.failed: dict[int, GrammarError] = {}
+        self._lock = threading.Lock()  # held for moments, by the loop too
 
-    def work(self) -> None:
-        while self.todo:
-            try:
-                row, (grammar, token_ids) = self.todo.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            self.busy.add(row)
+    def work(self, worker: _Worker) -> None:
+        """Fill row after row, until none is left or the last one took too long; for a thread."""
+        while (taken := self._take(worker)) is not None:
+            row, (grammar, token_ids) = taken
             try:
                 grammar.fill(token_ids, self.bitmask[row])
             except GrammarError as error:
                 self.failed[row] = error
             except BaseException as error:  # noqa: BLE001 - a panic of the library is one too
                 self.failed[row] = GrammarError(f"its library failed: {error}")
-            self.busy.discard(row)
+
+    def _take(self, worker: _Worker) -> tuple[int, Wanted] | None:
+        with self._lock:
+            if worker.is_late or not self.todo:
+                worker.row = None
+                return None
+            row, wanted = self.todo.popleft()
+            worker.row, worker.began = row, time.monotonic()
+        return row, wanted
+
+    def leave(self, worker: _Worker, timeout: float) -> int | None:
+        """The row that has kept a worker for too long, who takes no other; None: there is none."""
+        with self._lock:
+            if worker.row is None or time.monotonic() < worker.began + timeout:
+                return None
+            worker.is_late = True
+            return worker.row
+
+    def give_up(self) -> list[int]:
+        """Nobody takes a row from now on; returns those that are left."""
+        with self._lock:
+            rows = [row for row, _ in self.todo]
+            self.todo.clear()
+        return rows
+
+
+_Jobs = dict["asyncio.Future[None]", _Worker]
 
 
 class Filler:
@@ -93,26 +129,48 @@ class Filler:
 
     async def fill(self, wanted: Sequence[Wanted]) -> Filled:
         """A new bitmask with a row for each grammar."""
-        sheet, failed = _Sheet(wanted, self._num_words), dict[int, GrammarError]()
-        while sheet.todo:
-            late = await self._round(sheet)
-            if late:
-                for row in list(sheet.busy):
-                    failed.setdefault(row, GrammarError(f"one mask of it took more than {self._timeout:g} s"))
+        sheet, failed, jobs = _Sheet(wanted, self._num_words), dict[int, GrammarError](), _Jobs()
+        while self._begin(sheet, jobs):
+            began = min((worker.began for worker in jobs.values() if worker.row is not None), default=None)
+            seconds = self._timeout if began is None else max(began + self._timeout - time.monotonic(), 0.0)
+            done, waiting = await asyncio.wait(jobs, timeout=seconds)
+            for job in done:
+                del jobs[job]
+            late = self._leave_late(sheet, jobs)
+            failed |= {row: GrammarError(f"one mask of it took more than {self._timeout:g} s") for row in late}
+            if waiting and not late and self._is_stuck(jobs):
+                break
+        for row in sheet.give_up():
+            failed[row] = GrammarError(f"no thread is free for its mask, as those of {self.num_late} others hang")
+        for job in jobs:  # they stand in line for a thread
+            job.cancel()
         failed = {**sheet.failed, **failed}
         bitmask = sheet.bitmask if not failed else sheet.bitmask.copy()  # late threads write on in theirs
         bitmask[list(failed)] = -1
         return Filled(bitmask, failed)
 
-    async def _round(self, sheet: _Sheet) -> bool:
-        """Work on the sheet; True: a row has taken too long."""
-        threads = min(self._max_threads, -(-len(sheet.todo) // _ROWS_PER_THREAD))
-        jobs = {
-            asyncio.ensure_future(to_thread.run_sync(sheet.work, abandon_on_cancel=True, limiter=self._threads))
-            for _ in range(threads)
-        }
-        _, late = await asyncio.wait(jobs, timeout=self._timeout)
-        for job in late:
-            self._late.add(job)
-            job.add_done_callback(self._late.discard)
-        return bool(late)
+    def _begin(self, sheet: _Sheet, jobs: _Jobs) -> bool:
+        """See to it that enough threads are at work; False: there are none, and will be none."""
+        num_wanted = min(self._max_threads, -(-len(sheet.todo) // _ROWS_PER_THREAD), _MOST_THREADS - len(self._late))
+        for _ in range(num_wanted - len(jobs)):
+            worker = _Worker()
+            job = to_thread.run_sync(sheet.work, worker, abandon_on_cancel=True, limiter=self._threads)
+            jobs[asyncio.ensure_future(job)] = worker
+        return bool(jobs)
+
+    def _leave_late(self, sheet: _Sheet, jobs: _Jobs) -> list[int]:
+        """Leave threads behind that have been at one row for too long; returns these rows."""
+        rows: list[int] = []
+        for job, worker in list(jobs.items()):
+            row = sheet.leave(worker, self._timeout)
+            if row is not None:
+                rows.append(row)
+                del jobs[job]
+                self._late.add(job)
+                job.add_done_callback(self._late.discard)
+        return rows
+
+    def _is_stuck(self, jobs: _Jobs) -> bool:
+        """All wait for threads, and there are none."""
+        is_busy = any(worker.row is not None for worker in jobs.values())
+        return not is_busy and self._threads.statistics().tasks_waiting > 0

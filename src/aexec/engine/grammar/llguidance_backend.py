@@ -23,7 +23,8 @@ llguidance: Any = import_module("llguidance")  # which need not be there when ty
 _NUM_BYTES = 256
 _MOST_STATES = 100_000  # of a lexer, at 1 to 2 kB each
 _MOST_REASON = 400  # characters of the library's reason that a user is told
-_INSIDE = re.compile(r"\n<(?:state|non-verbose)")  # where a reason ends, and the library's inside begins
+_INSIDE = re.compile(r"\n<(?:state|non-verbose|backtrace)")  # where a reason ends, and the library's inside begins
+_TOO_LARGE = re.compile(r"too (?:large|big)|symbols\.len\(\) <")  # in the library's words; a panic is the last
 _NOTHING_FITS = "NoExtensionBias"  # the library's name for it
 _Matcher = Any  # the library's types are stubs without a marker for all of it
 
@@ -53,8 +54,11 @@ class LLGuidanceBackend:
         """
         prepared = _notation(spec)
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
-        grammar = self.load(prepared)
-        grammar.fill(row)
+        try:
+            grammar = self.load(prepared)
+            grammar.fill(row)
+        except GrammarError as error:
+            raise _with_size(error, spec) from None
         if not row.any() and self._vocabulary.end_token_ids:
             raise GrammarError("no text of this vocabulary satisfies it")
         return prepared
@@ -165,6 +169,16 @@ def _schema_notation(spec: GrammarSpec) -> str:
     if not spec.whitespace:
         layout |= {"item_separator": ", ", "key_separator": ": "}
     return str(llguidance.LLMatcher.grammar_from_json_schema(spec.text, defaults=layout))
+
+
+def _with_size(error: GrammarError, spec: GrammarSpec) -> GrammarError:
+    """Where a limit of the library's own is passed: how large the grammar is, and what to do."""
+    if _TOO_LARGE.search(str(error)) is None:
+        return error
+    return GrammarError(
+        f"it is too large for llguidance, which compiles some hundred thousand characters at most, depending on what "
+        f"they say; it has {len(spec.text):,}: ask for less at once, in several requests (the library says: {error})"
+    )
 
 
 def _raise_error(matcher: _Matcher) -> None:

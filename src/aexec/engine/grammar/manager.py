@@ -2,7 +2,8 @@
 
 A compiled grammar is found in the cache or compiled in a process for it, which is killed when
 it takes too long: that request fails, and nobody else notices. What passed there is loaded
-here, on a thread. Requests that ask for the same grammar at once share one compilation.
+here, on a thread. Requests that ask for the same grammar at once share one compilation, which
+ends with the last of them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from aexec.engine.grammar.base import Grammar, GrammarBackend, GrammarError, Gra
 from aexec.engine.grammar.compiler import Compiler, CompilerLost
 from aexec.engine.grammar.filling import Filler, Wanted
 from aexec.engine.grammar.following import RequestGrammar, end_bits
+from aexec.engine.grammar.sharing import SharedWork
 from aexec.engine.grammar.spec import check_size, grammar_spec
 from aexec.engine.grammar.statistics import GrammarStatistics
 from aexec.engine.masks import Masks
 from aexec.engine.records import RequestUpdate
 from aexec.engine.request import Request, RequestStatus
 from aexec.engine.text import Tokenizer
-from aexec.errors import AexecError, InvalidRequest, MissingExtra, RequestFailed
+from aexec.errors import AexecError, InvalidRequest, MissingExtra, QueueFull, RequestFailed
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.structured import StructuredOutput
 
@@ -80,7 +82,7 @@ class GrammarManager:
         self._room = asyncio.Semaphore(config.num_compilers)
         self._slow_lane = asyncio.Semaphore(max(config.num_compilers - 1, 1))
         self._kept: OrderedDict[_Key, Grammar] = OrderedDict()
-        self._under_way: dict[_Key, asyncio.Task[Grammar]] = {}
+        self._under_way = SharedWork(self._make, self._keep)
         self._num_compiled = self._num_refused = self._num_hits = self._num_masks = self._num_rows = 0
         self._compile_seconds = self._mask_seconds = 0.0
 
@@ -131,6 +133,7 @@ class GrammarManager:
 
         Raises:
             InvalidRequest: It does not compile; the text is the library's reason.
+            QueueFull: Too many others are being compiled.
             RequestFailed: There is no process to compile it in.
         """
         structured = request.structured
@@ -139,7 +142,7 @@ class GrammarManager:
         began = time.monotonic()
         try:
             spec = await self._in_thread(grammar_spec, structured, self._config.max_bytes)
-            grammar = await self._get((structured.backend or self._config.backend, spec))
+            grammar = await self._get((structured.backend or self._config.backend, spec), request.request_id)
         except GrammarError as error:
             self._num_refused += 1
             raise InvalidRequest(f"the {structured.kind} of request {request.request_id} is refused: {error}") from None
@@ -152,24 +155,22 @@ class GrammarManager:
         )
         return RequestGrammar(grammar.fork(), self._end_bits if may_not_end else None)
 
-    async def _get(self, key: _Key) -> Grammar:
+    async def _get(self, key: _Key, request_id: str) -> Grammar:
         kept = self._kept.get(key)
         if kept is not None:
             self._num_hits += 1
             self._kept.move_to_end(key)
             return kept
-        task = self._under_way.get(key)
-        if task is None:
-            task = self._under_way[key] = asyncio.ensure_future(self._make(key))
-            task.add_done_callback(lambda done: self._made(key, done))
-        return await asyncio.shield(task)  # it is others' too
+        limit = self._config.max_num_compiling
+        if key not in self._under_way and len(self._under_way) >= limit:
+            raise QueueFull(
+                request_id, limit, "grammars are being compiled", "StructuredOutputConfig.max_num_compiling"
+            )
+        return await self._under_way.get(key)
 
-    def _made(self, key: _Key, task: asyncio.Task[Grammar]) -> None:
-        del self._under_way[key]
-        if task.cancelled() or task.exception() is not None:
-            return
+    def _keep(self, key: _Key, grammar: Grammar) -> None:
         self._num_compiled += 1
-        self._kept[key] = task.result()
+        self._kept[key] = grammar
         while len(self._kept) > self._config.cache_size:
             self._kept.popitem(last=False)
 
@@ -196,8 +197,12 @@ class GrammarManager:
             compiler = self._take_compiler(name, vocabulary)
             try:
                 return await self._in_thread(compiler.prepare, spec, seconds)
+            except asyncio.CancelledError:  # and its thread is at work still
+                await self._kill(compiler)
+                raise
             finally:
-                self._idle[name].append(compiler)
+                if compiler in self._compilers:
+                    self._idle[name].append(compiler)
 
     def _take_compiler(self, name: str, vocabulary: Vocabulary) -> Compiler:
         idle = self._idle.setdefault(name, [])
@@ -207,10 +212,22 @@ class GrammarManager:
         self._compilers.append(compiler)
         return compiler
 
+    async def _kill(self, compiler: Compiler) -> None:
+        """Nobody waits any longer for what it compiles: the next grammar has a new one."""
+        try:
+            await self._in_thread(compiler.close)
+        finally:
+            self._compilers.remove(compiler)
+
     async def _vocabulary_text(self) -> Vocabulary:
         if self._read is None:
             self._read = asyncio.ensure_future(self._in_thread(self._read_vocabulary))
+            self._read.add_done_callback(self._was_read)
         return await asyncio.shield(self._read)
+
+    def _was_read(self, task: asyncio.Task[Vocabulary]) -> None:
+        if _has_failed(task):  # the next one tries again
+            self._read = None
 
     def _read_vocabulary(self) -> Vocabulary:
         assert self._tokenizer is not None
@@ -222,7 +239,12 @@ class GrammarManager:
         if task is None:
             task = asyncio.ensure_future(self._in_thread(_open_backend, name, vocabulary))
             self._backends[name] = task
+            task.add_done_callback(lambda done: self._was_opened(name, done))
         return await asyncio.shield(task)
+
+    def _was_opened(self, name: str, task: asyncio.Task[GrammarBackend]) -> None:
+        if _has_failed(task):
+            del self._backends[name]
 
     # ------------------------------------------------------------ the bitmask of a step
 
@@ -233,13 +255,14 @@ class GrammarManager:
     async def mask(self, request_ids: frozenset[str]) -> Masks:
         """A new bitmask for these requests; those that have ended meanwhile are left out."""
         began = time.monotonic()
-        wanted: dict[str, Wanted] = {}
+        wanted: dict[Request, Wanted] = {}
         for request in filter(None, map(self._find, sorted(request_ids))):
             if request.grammar is not None:
-                wanted[request.request_id] = Wanted(request.grammar, _output(request))
+                wanted[request] = Wanted(request.grammar, _output(request))
         filled = await self._filler.fill(list(wanted.values()))
-        names = list(wanted)
-        failed = {names[row]: _failure(names[row], reason) for row, reason in filled.failed.items()}
+        names = [request.request_id for request in wanted]
+        requests = list(wanted)
+        failed = {requests[row]: _failure(names[row], reason) for row, reason in filled.failed.items()}
         self._num_masks += 1
         self._num_rows += len(names)
         self._mask_seconds += time.monotonic() - began
@@ -273,16 +296,17 @@ class GrammarManager:
 
     async def aclose(self) -> None:
         """Kill the processes, and wait for the threads that talk to them."""
-        tasks: list[asyncio.Task[Any]] = [
-            *self._under_way.values(),
-            *self._backends.values(),
-            *([self._read] if self._read else []),
-        ]
-        await asyncio.gather(*(self._in_thread(compiler.close) for compiler in self._compilers))
+        tasks: list[asyncio.Task[Any]] = [*self._backends.values(), *([self._read] if self._read else [])]
         for task in tasks:
             task.cancel()
+        await self._under_way.aclose()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._in_thread(compiler.close) for compiler in self._compilers))
         self._kept.clear()
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 def _output(request: Request) -> list[int]:

@@ -5,8 +5,8 @@ grammar is seen for the first time. It ends when its standard input does, and it
 own processor time and memory, in case nobody is left to kill it.
 
 Frames are four bytes of length, big-endian, and JSON. In: first ``path`` (``sys.path``),
-``backend`` (``module:Class``), ``size``, ``ends`` and ``memory``, and a frame that is the bytes of the
-``tokenizer.json``, or empty; then for each job
+``backend`` (``module:Class``), ``size``, ``ends``, ``memory`` and ``stack`` (bytes), and a frame that is the
+bytes of the ``tokenizer.json``, or empty; then for each job
 ``kind``, ``text``, ``whitespace`` and ``seconds``. Out: ``{"ready": seconds}``, then for each job
 ``prepared`` or ``error``.
 """
@@ -27,8 +27,6 @@ from typing import Any, BinaryIO
 __all__ = ("main", "read_frame", "write_frame")
 
 _LENGTH = struct.Struct(">I")
-# Less than the threads of the engine have: what fits here fits there, and is not found out by a crash.
-_STACK_BYTES = 2 << 20
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
@@ -59,7 +57,7 @@ class _Workshop:
         _limit(resource.RLIMIT_AS, _mapped_bytes() + setup["memory"])
 
     def work(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Compile one grammar on a thread with a small stack."""
+        """Compile one grammar on a thread whose stack the engine has chosen."""
         _limit(resource.RLIMIT_CPU, int(time.process_time() + job["seconds"] * (os.cpu_count() or 1)) + 2)
         answers: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: answers.append(self._prepare(job)))
@@ -104,12 +102,13 @@ def main() -> None:
         return
     began = time.monotonic()
     try:
-        workshop = _Workshop(json.loads(setup), tokenizer)
+        settings = json.loads(setup)
+        workshop = _Workshop(settings, tokenizer)
     except Exception as error:  # noqa: BLE001 - the engine tells it to those who wait
         write_frame(sink, {"error": f"{type(error).__name__}: {error}"})
         return
     threading.Thread(target=_end_with_the_engine, daemon=True).start()
-    threading.stack_size(_STACK_BYTES)
+    threading.stack_size(settings["stack"])
     write_frame(sink, {"ready": time.monotonic() - began})
     while (job := read_frame(source)) is not None:
         write_frame(sink, workshop.work(json.loads(job)))

@@ -193,7 +193,7 @@ class DummyRunner:
         )
 
     def execute_model(self, batch: SchedulerOutput) -> None:
-        """Check the deltas, block for ``forward_seconds``, keep what there is to sample.
+        """Check the deltas, keep what there is to sample, and take ``forward_seconds`` for all that.
 
         A batch without tokens only updates the requests, and leaves nothing to sample.
 
@@ -213,6 +213,7 @@ class DummyRunner:
             ProtocolError: The batch contradicts what was said before, or comes too early, or the
                 hidden states are those of another step.
         """
+        begun = time.monotonic()
         if self._failures:
             raise self._failures.popleft()
         if batch.num_scheduled_tokens:
@@ -228,15 +229,22 @@ class DummyRunner:
             return None
         self._refuse_crash_token(spans)
         self._check_incoming(spans, incoming)
-        if self.settings.forward_seconds:  # sleep(0) would give the core away
-            time.sleep(self.settings.forward_seconds / self._num_stages)
+        is_last = self._stage == self._num_stages - 1
+        hidden = None if is_last else _hidden(spans, self._stage)
+        launched = self._launch(spans) if is_last and self._samples else None
+        self._rest_until(begun + self.settings.forward_seconds / self._num_stages)
         self._steps += 1
         self._tokens += sum(span.end - span.start for span in spans)
-        if self._stage < self._num_stages - 1:
-            return _hidden(spans, self._stage)
-        if self._samples:
-            self._launched.append(self._launch(spans))
-        return None
+        if launched is not None:
+            self._launched.append(launched)
+        return hidden
+
+    @staticmethod
+    def _rest_until(end: float) -> None:
+        """Block for what is left of a forward pass: what it took to check it is part of it."""
+        left = end - time.monotonic()
+        if left > 0:  # sleep(0) would give the core away
+            time.sleep(left)
 
     def blank_hidden(self, num_tokens: int) -> int:  # noqa: ARG002 - one word for any number of tokens
         """Zero."""
@@ -251,7 +259,7 @@ class DummyRunner:
         if not self._launched:
             raise ProtocolError("sample_tokens came and no forward pass waits to be sampled")
         launched = self._launched.popleft()
-        tokens, errors = self._sample(launched.rows, grammar)
+        tokens, errors, refused = self._sample(launched.rows, grammar)
         self._sampled += len(tokens)
         return ModelRunnerOutput(
             request_ids=list(tokens),
@@ -259,6 +267,7 @@ class DummyRunner:
             logprobs=self._logprobs(launched.rows, tokens),
             prompt_logprobs=launched.prompt_logprobs,
             errors=errors,
+            refused=refused,
         )
 
     @property
@@ -298,10 +307,13 @@ class DummyRunner:
         """What decides the token after the one at ``place``."""
         return self._distribution.state(entry.prefix_hashes[place] ^ entry.is_spoiled, entry.sampling)
 
-    def _sample(self, rows: Sequence[_Row], grammar: GrammarOutput | None) -> tuple[dict[str, int], dict[str, str]]:
-        """Tokens and errors, by request id."""
+    def _sample(
+        self, rows: Sequence[_Row], grammar: GrammarOutput | None
+    ) -> tuple[dict[str, int], dict[str, str], frozenset[str]]:
+        """Tokens and errors, by request id, and whose errors are their own."""
         tokens: dict[str, int] = {}
         errors: dict[str, str] = {}
+        refused: set[str] = set()
         masks = self._masks(rows, grammar)
         for place, row in enumerate(rows):
             name, poison = row.entry.request_id, self.settings.poison_token_id
@@ -309,13 +321,14 @@ class DummyRunner:
             if poison >= 0 and poison in row.entry.prompt:
                 errors[name] = f"the prompt holds token {poison}, which poisons the dummy"
             elif token is None:
+                refused.add(name)
                 errors[name] = (
                     f"no token may come at position {row.position}: grammar and min_tokens forbid all of them"
                 )
             else:
                 tokens[name] = token
             row.entry.unheard.append(tokens.get(name, 0))  # after an error any will do
-        return tokens, errors
+        return tokens, errors, frozenset(refused)
 
     def _masks(self, rows: Sequence[_Row], grammar: GrammarOutput | None) -> dict[int, NDArray[np.bool_]]:
         """Allowed tokens of the rows that have a grammar."""

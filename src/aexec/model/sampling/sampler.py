@@ -93,7 +93,7 @@ class Sampler:
             problems = _problems(raw_peaks, peaks, states, grammar, self._vocab_size)
             logprobs = None if kept is None else _logprobs(kept, asking, tokens, states)
         self._count(states, problems)
-        return _output(states, tokens, logprobs, problems)
+        return _output(states, tokens, logprobs, problems, raw_peaks)
 
     def _check(self, logits: Tensor, states: Sequence[SamplingState]) -> None:
         expected = (len(states), self._vocab_size)
@@ -204,6 +204,7 @@ def _output(
     tokens: list[int],
     logprobs: dict[int, TokenLogprobs] | None,
     problems: dict[int, str],
+    raw_peaks: list[float],
 ) -> ModelRunnerOutput:
     good = [row for row in range(len(states)) if row not in problems]
     return ModelRunnerOutput(
@@ -211,4 +212,5 @@ def _output(
         sampled_token_ids=[[tokens[row]] for row in good],
         logprobs=None if logprobs is None else [logprobs.get(row) for row in good],
         errors={states[row].request_id: text for row, text in problems.items()},
+        refused=frozenset(states[row].request_id for row in problems if math.isfinite(raw_peaks[row])),
     )

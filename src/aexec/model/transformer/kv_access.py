@@ -66,15 +66,22 @@ class TorchKVAccess:
 
     @torch.inference_mode()
     def weights_digest(self) -> bytes:
-        """Of all weights of this rank, the model's configuration, and the versions of the libraries that run it."""
-        model = self._store.model
+        """Of all weights of this rank, the model's configuration, and the versions of the libraries that run it.
+
+        Raises:
+            ModelNotReady: The weights have changed meanwhile.
+        """
+        num_changes, model = self._residency.num_changes, self._store.model
         total = blake2b(f"{model.architecture} {model.dtype} {model.device.type}".encode(), digest_size=32)
         total.update(f"torch {torch.__version__} transformers {_version}".encode())
         total.update(repr(sorted(model.module.config.to_dict().items(), key=lambda item: item[0])).encode())
-        for name, tensor in self._store.weights.pieces():
-            total.update(name.encode())
-            total.update(digest_of(tensor))
-        return total.digest()
+        pieces = self._store.weights.pieces()
+        while True:
+            with self._residency.still(num_changes):
+                if (piece := next(pieces, None)) is None:
+                    return total.digest()
+                total.update(piece[0].encode())
+                total.update(digest_of(piece[1]))
 
     @torch.inference_mode()
     def read(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:

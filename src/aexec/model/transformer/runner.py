@@ -279,6 +279,7 @@ class TorchRunner:
             logprobs=output.logprobs,
             prompt_logprobs=found,
             errors=output.errors,
+            refused=output.refused,
         )
 
     def blank_hidden(self, num_tokens: int) -> Tensor:

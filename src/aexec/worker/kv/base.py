@@ -21,16 +21,16 @@ __all__ = ("RankConnector",)
 
 
 class RankConnector(Protocol):
-    """The worker side of a connector; its methods block and run on the compute thread."""
+    """The worker side of a connector; its methods block, and run on the compute thread but for :meth:`identity`."""
 
     def identity(self, *, afresh: bool = False) -> bytes:
-        """What this rank's KV depends on: weights, layout, code.
+        """What this rank's KV depends on: weights, layout, code; runs on a thread of its own, beside the steps.
 
         Args:
             afresh: Look at the weights again, even if nobody said that they have changed.
 
         Raises:
-            ModelNotReady: The weights or the cache are not there.
+            ModelNotReady: The weights or the cache are not there, or have changed meanwhile.
         """
         ...
 

@@ -230,15 +230,15 @@ def _files(directory: Path) -> Iterator[_File]:
 
 
 def _block_files(home: Path) -> Iterator[_File]:
-    """Those of one rank; temporary ones that have no writer any longer are deleted."""
+    """Those of one rank, and those that are being written; what has no writer any longer is deleted."""
     now = time.time()
     for entry in _entries(home):
         with contextlib.suppress(OSError):  # it went meanwhile
             facts = entry.stat(follow_symlinks=False)
-            if entry.name.endswith(SUFFIX):
-                yield _File(facts.st_mtime, facts.st_size, entry.path)
-            elif entry.name.endswith(TEMPORARY) and now - facts.st_mtime > _ABANDONED_SECONDS:
+            if entry.name.endswith(TEMPORARY) and now - facts.st_mtime > _ABANDONED_SECONDS:
                 os.unlink(entry.path)  # noqa: PTH108 - thousands of them
+            elif entry.name.endswith((SUFFIX, TEMPORARY)):
+                yield _File(facts.st_mtime, facts.st_size, entry.path)
 
 
 def _folders(directory: Path) -> Iterator[os.DirEntry[str]]:

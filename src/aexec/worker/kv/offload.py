@@ -50,7 +50,7 @@ class RankOffload:
         """What this rank's KV depends on.
 
         Raises:
-            ModelNotReady: The weights or the cache are not there.
+            ModelNotReady: The weights or the cache are not there, or have changed meanwhile.
         """
         if not self._blocks.is_ready:
             raise ModelNotReady("attaching a KV connector", "the model is not whole", "wake it up, or load its weights")
@@ -67,7 +67,8 @@ class RankOffload:
         Raises:
             ModelNotReady: This rank is not what it said that it is.
         """
-        if identities[self._rank] != self.identity():
+        known, is_ready = self._identity, self._blocks.is_ready
+        if not is_ready or known != (self._blocks.weights_version, identities[self._rank]):
             raise ModelNotReady("attaching a KV connector", "the weights have changed meanwhile", "attach it again")
         fingerprint = blake2b(b"".join(identities), digest_size=FINGERPRINT_BYTES).digest()
         if self._store is None or fingerprint != self._fingerprint:
