@@ -9,7 +9,7 @@ from aexec.engine.grammar.following import RequestGrammar
 from aexec.engine.grammar.statistics import GrammarStatistics
 from aexec.engine.records import RequestUpdate
 from aexec.engine.request import Request
-from aexec.errors import AexecError, InvalidRequest
+from aexec.errors import AexecError, InvalidRequest, ProtocolError
 from aexec.messages.batch import GrammarOutput
 from aexec.messages.structured import StructuredOutput
 
@@ -77,16 +77,24 @@ class NoMasks:
         raise InvalidRequest(f"this engine keeps no grammars: expected a request without {structured.kind}")
 
     async def compile(self, request: Request) -> RequestGrammar:
-        """Is never asked."""
-        raise NotImplementedError(f"no grammar is kept here, of {request!r} neither")
+        """Nobody gets so far, as :meth:`check` refuses.
+
+        Raises:
+            ProtocolError: Always.
+        """
+        raise ProtocolError(f"{request!r} has a grammar, and this engine keeps none: it was to be refused by check()")
 
     def constrained(self, sampled: Iterable[Request]) -> frozenset[str]:  # noqa: ARG002
         """None."""
         return frozenset()
 
     async def mask(self, request_ids: frozenset[str]) -> Masks:
-        """Is never asked."""
-        raise NotImplementedError(f"no grammar is kept here, of {sorted(request_ids)} neither")
+        """Nobody gets so far, as none is constrained.
+
+        Raises:
+            ProtocolError: Always.
+        """
+        raise ProtocolError(f"a bitmask was asked for {sorted(request_ids)}, and this engine keeps no grammars")
 
     def accept(self, updates: Iterable[RequestUpdate]) -> list[RequestUpdate]:
         """There is nothing to learn."""

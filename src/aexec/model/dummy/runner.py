@@ -193,7 +193,7 @@ class DummyRunner:
         )
 
     def execute_model(self, batch: SchedulerOutput) -> None:
-        """Check the deltas, keep what there is to sample, and take ``forward_seconds`` for all that.
+        """Check the deltas, block for ``forward_seconds``, keep what there is to sample.
 
         A batch without tokens only updates the requests, and leaves nothing to sample.
 
@@ -213,7 +213,6 @@ class DummyRunner:
             ProtocolError: The batch contradicts what was said before, or comes too early, or the
                 hidden states are those of another step.
         """
-        begun = time.monotonic()
         if self._failures:
             raise self._failures.popleft()
         if batch.num_scheduled_tokens:
@@ -229,22 +228,15 @@ class DummyRunner:
             return None
         self._refuse_crash_token(spans)
         self._check_incoming(spans, incoming)
-        is_last = self._stage == self._num_stages - 1
-        hidden = None if is_last else _hidden(spans, self._stage)
-        launched = self._launch(spans) if is_last and self._samples else None
-        self._rest_until(begun + self.settings.forward_seconds / self._num_stages)
+        if self.settings.forward_seconds:  # sleep(0) would give the core away
+            time.sleep(self.settings.forward_seconds / self._num_stages)
         self._steps += 1
         self._tokens += sum(span.end - span.start for span in spans)
-        if launched is not None:
-            self._launched.append(launched)
-        return hidden
-
-    @staticmethod
-    def _rest_until(end: float) -> None:
-        """Block for what is left of a forward pass: what it took to check it is part of it."""
-        left = end - time.monotonic()
-        if left > 0:  # sleep(0) would give the core away
-            time.sleep(left)
+        if self._stage < self._num_stages - 1:
+            return _hidden(spans, self._stage)
+        if self._samples:
+            self._launched.append(self._launch(spans))
+        return None
 
     def blank_hidden(self, num_tokens: int) -> int:  # noqa: ARG002 - one word for any number of tokens
         """Zero."""

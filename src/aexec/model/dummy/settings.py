@@ -34,7 +34,7 @@ class DummySettings:
         max_model_len: Tokens of prompt and output together; ``ModelConfig.max_model_len`` wins.
         eos_token_id: What it says at its end; any id when it never ends by itself.
         eos_probability: Chance at each token that it ends, in [0, 1].
-        forward_seconds: How long a forward pass blocks, its checks included, over all pipeline stages together.
+        forward_seconds: How long a forward pass blocks, over all pipeline stages together.
         poison_token_id: A request whose prompt holds it fails alone, as with NaN logits; -1: none.
         crash_token_id: A prompt that holds it makes the forward pass raise; -1: none.
     """
