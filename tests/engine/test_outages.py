@@ -218,6 +218,22 @@ async def test_new_requests_wait_up_to_a_bound_and_a_time(engine):
         assert (await llm.statistics()).num_streams == 0
 
 
+async def test_the_wait_of_a_request_is_its_own(engine):
+    """An id that is used again after an abort has its whole time, whatever the one before had left."""
+    async with engine(recovery_timeout=0.4) as (llm, executor):
+        kill(executor)
+        await settled()
+        first = asyncio.create_task(llm.complete("first", GREEDY, request_id="same"))
+        await anyio.sleep(0.2)
+        assert await llm.abort("same")
+        assert (await first).finish_reason == "abort"
+        second = asyncio.create_task(llm.complete("second", GREEDY, request_id="same"))
+        await anyio.sleep(0.3)
+        assert not second.done()
+        rebuild(executor)
+        assert len((await second).token_ids) == 12
+
+
 async def test_when_the_workers_are_gone_for_good_every_stream_ends_with_that(engine):
     """One clear error each, for those that had begun, those that wait and those that come later."""
     async with engine(max_num_seqs=2) as (llm, executor):

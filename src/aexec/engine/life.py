@@ -127,7 +127,8 @@ class EngineLife(ConnectorHost):
         """A request has come: see to it that it does not wait for workers for ever."""
         recovery = self._outages.recovery
         if recovery.outage is not None and recovery.timeout is not None:
-            self.context.after(recovery.timeout, WaitedForWorkers(recovery.outage.number, request_id))
+            limit = self.context.after(recovery.timeout, WaitedForWorkers(recovery.outage.number, request_id))
+            self._streams.at_end(request_id, limit.cancel)
 
     @abc.abstractmethod
     def _after_loss(self) -> None:
