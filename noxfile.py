@@ -1,4 +1,4 @@
-"""What CI runs: plain ``nox`` runs every session below but ``bench`` and ``nightly``, ``tests`` last.
+"""What CI runs: plain ``nox`` runs every session below but ``bench``, ``netns`` and ``nightly``, ``tests`` last.
 
 Each session is correct alone, in an environment of its own; exact versions come from
 constraints.txt. The environments are virtualenv's with pip, on purpose: pip finds the
@@ -112,7 +112,7 @@ def package(session: nox.Session) -> None:
 @nox.session(tags=["gates"])
 def examples(session: nox.Session) -> None:
     """Run the examples and the manual's programs without torch: the dummy model needs none."""
-    install(session, "structured", "test")
+    install(session, "ray,structured", "test")
     session.run("pytest", "-q", "tests/docs", *session.posargs)
 
 
@@ -126,15 +126,23 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
     """Run what takes an hour: ten thousand examples of each property, hundreds of killed workers."""
-    install(session, "cli,models,otel,structured,uvloop", "test", model=True)
+    install(session, "cli,models,otel,ray,structured,uvloop", "test", model=True)
     long = ("tests/properties", "tests/faults/test_recovery_trials.py")
     session.run("pytest", "--hypothesis-profile=nightly", *(session.posargs or long), env=HERE)
+
+
+@nox.session(default=False)
+def netns(session: nox.Session) -> None:
+    """Run the tests of two Ray nodes in two network namespaces, as root."""
+    install(session, "models,ray", "test")
+    apart = {**HERE, "AEXEC_TEST_NAMESPACES": "1"}
+    session.run("pytest", "tests/executor/ray/test_two_nodes.py", *session.posargs, env=apart)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The whole suite, with the torch runner and SmolLM2."""
-    install(session, "cli,models,otel,structured,uvloop", "test", model=True)
+    install(session, "cli,models,otel,ray,structured,uvloop", "test", model=True)
     session.run("pytest", *session.posargs, env=HERE)
 
 
@@ -146,6 +154,6 @@ def bench(session: nox.Session) -> None:
     if unknown := set(names) - set(known):
         session.error(f"no bench is called {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     options = [word for word in session.posargs if word.startswith("-")]
-    install(session, "cli,models,structured,uvloop", "bench", "test", model=True)
+    install(session, "cli,models,ray,structured,uvloop", "bench", "test", model=True)
     for name in names or known:
         session.run("python", f"benches/bench_{name}.py", *options, env=HERE)

@@ -11,10 +11,18 @@ import structlog
 from blockbuster import BlockBuster
 from hypothesis import settings
 
+pytest_plugins = ("ray_session",)  # in tests/plugins
+
+# Tensors as small as here are computed by one thread in a quarter of the time: several wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Choose with HYPOTHESIS_PROFILE=nightly, or --hypothesis-profile=nightly, which comes later and wins.
 settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile("nightly", parent=settings.get_profile("ci"), max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# The calls of os. that it knows are of microseconds, as a stat is.
+WATCHED = [call for name, call in BlockBuster("aexec").functions.items() if not name.startswith("os.")]
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +34,10 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def nothing_blocks_the_loop() -> Iterator[None]:
     """A call of aexec that would stop the event loop raises ``BlockingError`` where it stands."""
-    detector = BlockBuster("aexec")
-    watched = [call for name, call in detector.functions.items() if not name.startswith("os.")]
-    for call in watched:  # the calls of os. that it knows are of microseconds, as a stat is
+    for call in WATCHED:
         call.activate()
     yield
-    for call in watched:
+    for call in WATCHED:
         call.deactivate()
 
 

@@ -51,7 +51,7 @@ async def test_what_is_no_backend_is_refused(backend):
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        ("ray", "backend 'ray' .ranks on a Ray cluster. is not part of this release"),
+        ("external_launcher", "backend 'external_launcher' .ranks started by torchrun or SLURM. is not part of"),
         ("no.such:Thing", "ExecutorConfig.backend is 'no.such:Thing': there is no module 'no'"),
         ("unii", "did you mean 'uni'"),
     ],

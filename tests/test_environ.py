@@ -54,3 +54,35 @@ def test_only_environ_reads_the_environment() -> None:
     """No other module of aexec looks at os.environ, so the table is complete."""
     readers = [str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if reads_the_environment(path)]
     assert readers == ["environ.py"]
+
+
+def test_the_exclusion_files_say_what_workers_never_inherit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Several of them add up; without any nothing is excluded."""
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    one.write_text('["HF_TOKEN", "MY_*"]', encoding="utf-8")
+    other.write_text('["AWS_*"]', encoding="utf-8")
+    monkeypatch.delenv("AEXEC_ENV_EXCLUDE_FILE", raising=False)
+    assert environ.excluded() == ()
+    monkeypatch.setenv("AEXEC_ENV_EXCLUDE_FILE", f"{one}:{other}")
+    assert environ.excluded() == ("HF_TOKEN", "MY_*", "AWS_*")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (None, "cannot be read"),
+        ("[", "cannot be read"),
+        ('{"a": 1}', "expected a JSON list"),
+        ("[1]", "expected a JSON"),
+    ],
+)
+def test_an_exclusion_file_that_is_none_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, wrong: str
+) -> None:
+    """Nothing that was to be kept back goes out because of a typing error."""
+    path = tmp_path / "names.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("AEXEC_ENV_EXCLUDE_FILE", str(path))
+    with pytest.raises(ConfigError, match=f"AEXEC_ENV_EXCLUDE_FILE: .*names.json.*{wrong}"):
+        environ.excluded()

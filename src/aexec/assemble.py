@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from aexec import environ
 from aexec.config import CacheConfig, ExecutorConfig, ModelConfig
 from aexec.engine.assembly import Assembly, ModelText
 from aexec.engine.bytes_text import ByteTokenizer
@@ -16,8 +18,11 @@ from aexec.errors import ConfigError
 from aexec.executor.base import Executor
 from aexec.executor.group import WorkerGroup
 from aexec.executor.handle import start_executor
+from aexec.executor.lines.environment import visible_devices
 from aexec.executor.multiproc import MultiprocGroup
+from aexec.executor.multiproc.recipe import installed_devices
 from aexec.executor.open import Opening
+from aexec.executor.ray.group import RayGroup
 from aexec.executor.select import select_backend
 from aexec.executor.uniproc import UniprocGroup
 from aexec.model.dummy.settings import DummySettings, is_dummy
@@ -28,7 +33,7 @@ from aexec.worker.names import load
 __all__ = ("BACKENDS", "LLM", "AsyncLLM", "open_executor")
 
 #: By the name that ``ExecutorConfig.backend`` gives.
-BACKENDS: dict[str, type[WorkerGroup]] = {group.backend: group for group in (UniprocGroup, MultiprocGroup)}
+BACKENDS: dict[str, type[WorkerGroup]] = {group.backend: group for group in (UniprocGroup, MultiprocGroup, RayGroup)}
 
 
 def open_executor(config: ExecutorConfig, *, progress: Progress | None = None) -> Opening:
@@ -69,7 +74,7 @@ def _backend(config: ExecutorConfig) -> type[Any]:
     if isinstance(config.backend, type):
         found: Any = config.backend
     else:
-        name = select_backend(config, BACKENDS)
+        name = _selected(config)
         found = BACKENDS.get(name) or load(name, "ExecutorConfig.backend")
     if isinstance(found, type) and issubclass(found, WorkerGroup):
         return found
@@ -79,6 +84,13 @@ def _backend(config: ExecutorConfig) -> type[Any]:
         f"backend {config.backend!r} is not one: expected a subclass of aexec.executor.WorkerGroup, "
         "or a class with 'async def open(cls, config, *, progress)' that returns an executor"
     )
+
+
+def _selected(config: ExecutorConfig) -> str:
+    if config.backend is not None:
+        return select_backend(config, BACKENDS)
+    seen = visible_devices(environ.inherited(), installed_devices())
+    return select_backend(config, BACKENDS, devices=len(seen), has_ray=importlib.util.find_spec("ray") is not None)
 
 
 class _Assembly:

@@ -6,15 +6,27 @@ checked against this table. Libraries that aexec uses have variables of their ow
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from aexec.errors import ConfigError
 
-__all__ = ("CACHE_DIR", "LOG_FORMAT", "LOG_LEVEL", "VARIABLES", "Variable", "change", "inherited")
+__all__ = (
+    "CACHE_DIR",
+    "ENV_EXCLUDE_FILE",
+    "LOG_FORMAT",
+    "LOG_LEVEL",
+    "VARIABLES",
+    "Variable",
+    "change",
+    "excluded",
+    "inherited",
+    "set_default",
+)
 
 T = TypeVar("T")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -85,9 +97,42 @@ def change(changes: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def set_default(name: str, value: str) -> None:
+    """Give this process a variable that a library reads from it, unless it has one."""
+    os.environ.setdefault(name, value)
+
+
+def excluded() -> tuple[str, ...]:
+    """The patterns of variables that workers never inherit, from ``AEXEC_ENV_EXCLUDE_FILE``.
+
+    Raises:
+        ConfigError: A file cannot be read, or is no JSON list of texts.
+    """
+    return tuple(pattern for path in ENV_EXCLUDE_FILE.read() for pattern in _patterns_of(path))
+
+
+def _patterns_of(path: Path) -> list[str]:
+    try:
+        patterns: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{ENV_EXCLUDE_FILE.name}: {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in cast("list[object]", patterns)):
+        raise ConfigError(
+            f"{ENV_EXCLUDE_FILE.name}: {str(path)!r} holds {patterns!r}: expected a JSON list of names or patterns, "
+            'such as ["HF_TOKEN", "MY_*"]'
+        )
+    return cast("list[str]", patterns)
+
+
 _USER_CACHE = "$XDG_CACHE_HOME/aexec"
 
 CACHE_DIR = Variable("AEXEC_CACHE_DIR", _cache_dir, _USER_CACHE, "Where converted models are kept.")
+ENV_EXCLUDE_FILE = Variable(
+    "AEXEC_ENV_EXCLUDE_FILE",
+    lambda text: tuple(_path(each) for each in text.split(os.pathsep) if each),
+    "",
+    "Files (with : between them), each a JSON list of names or patterns of variables that workers never inherit.",
+)
 LOG_LEVEL = Variable("AEXEC_LOG_LEVEL", _one_of(*LEVELS), "warning", "Least severe log record that is shown.")
 LOG_FORMAT = Variable(
     "AEXEC_LOG_FORMAT",
@@ -96,4 +141,4 @@ LOG_FORMAT = Variable(
     "How log records look: console lines, json objects, or auto: console on a terminal, json elsewhere.",
 )
 
-VARIABLES: tuple[Variable[Any], ...] = (CACHE_DIR, LOG_FORMAT, LOG_LEVEL)
+VARIABLES: tuple[Variable[Any], ...] = (CACHE_DIR, ENV_EXCLUDE_FILE, LOG_FORMAT, LOG_LEVEL)

@@ -88,6 +88,8 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pyte
             2,
             "'and more' belongs to no option: a prompt is given by --prompt",
         ),
+        ([*GENERATE, "--prompt", "x", "--executor", "mp", "--ray-address", "auto"], 2, "a setting of backend='ray'"),
+        ([*GENERATE, "--prompt", "x", "--ray-step-plane", "channel", "--graph-transport", "nccl"], 2, "has no graph"),
         ([*GENERATE, "--prompt", "x", "--async-scheduling", "--executor", "mp", "-pp", "2"], 2, "cannot be"),
     ],
 )

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from aexec.cli import doctor
-from aexec.cli.doctor import Extra, executors, extra_lines, extras, memory, models, report
+from aexec.cli.doctor import Extra, executors, extra_lines, extras, memory, models, ray_state, report
 from aexec.config import ExecutorConfig
 from aexec.errors import ConfigError
 from aexec.executor.multiproc import MultiprocGroup
+from aexec.executor.ray.preflight import RayFacts
 
 REQUIREMENTS = [
     "anyio>=4.9",
@@ -54,13 +55,36 @@ def test_the_report_names_what_a_bug_report_needs() -> None:
     assert starts == ["aexec", "python", "cores", "memory", "devices", "models", "executors", "extras"]
 
 
-def test_each_executor_says_what_it_is() -> None:
+def test_each_executor_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backends that ship, in words, and those that are still to come."""
+    monkeypatch.setattr(doctor, "collect", lambda: RayFacts(ray="2.60.0", cupy="14.2.0"))
     assert list(executors()) == [
         "uni: one worker, in this process",
         "mp: a process for each rank, on this machine",
-        "not in this version: external_launcher, ray",
+        "ray: a process for each rank, on a Ray cluster",
+        "  Ray 2.60.0, compiled graphs, CuPy 14.2.0",
+        "not in this version: external_launcher",
     ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (RayFacts(ray="2.60.0"), "no CuPy, which graph_transport=nccl needs; pip install 'aexec[cuda12]'"),
+        (RayFacts(ray="2.9.0"), "pip install -U 'ray[cgraph]>=2.50'"),
+        (RayFacts(ray="2.60.0", graph="no module named dag"), "or take ray_step_plane='channel', which needs none"),
+    ],
+    ids=["without CuPy", "too old", "without graphs"],
+)
+def test_what_rays_installation_lacks_comes_with_its_command(facts: RayFacts, said: str) -> None:
+    """Ray may be there, and be of no use."""
+    assert said in ray_state(facts)
+
+
+def test_without_ray_its_executor_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra that brings it is named."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert list(executors())[2].endswith("pip install 'aexec[ray]'")
 
 
 def test_an_executor_that_cannot_run_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from aexec.cli.options import SamplingOptions
+from aexec.cli.options import EngineOptions, RayFlags, SamplingOptions
+from aexec.config import ExecutorConfig
 from aexec.errors import InvalidRequest
 
 
 def test_the_default_is_greedy() -> None:
     """The same command prints the same text."""
     assert SamplingOptions().params().is_greedy
+
+
+def test_options_of_ray_are_settings_of_its_executor() -> None:
+    """Each has the name and the default that it has there, so that nothing is changed by a command without them."""
+    assert EngineOptions(model="dummy", executor="ray").executor_config == ExecutorConfig(backend="ray")
+    flags = RayFlags(ray_address="auto", ray_step_plane="channel", ray_resource_per_worker=0.5)
+    config = EngineOptions(model="dummy", ray=flags).executor_config
+    assert config.ray_settings() == ("ray_address", "ray_resource_per_worker", "ray_step_plane")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.progress import Progress
 
 from aexec.cli.answers import Answer
-from aexec.cli.show import InOrder, Loading, loading, summary, table
+from aexec.cli.show import InOrder, Loading, loading, places, summary, table
 from aexec.messages.process import PHASES
 from aexec.observe import RequestFinished
 from aexec.worker.host import HOOKS
@@ -73,10 +75,30 @@ def test_a_pipe_sees_no_progress_bar(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("phase", [*PHASES, *HOOKS])
+OF_RAY = ("cluster", "placement", "actors", "environment", "connect", "step plane")
+
+
+@pytest.mark.parametrize("phase", [*PHASES, *HOOKS, *OF_RAY])
 def test_every_phase_of_a_start_has_a_title_in_words(phase: str) -> None:
     """Whatever a person may have to wait for is said, and no name of the code's is shown."""
     progress = Progress(disable=True)
     Loading(progress, "dummy")(phase, 1, 2)
     (task,) = progress.tasks
     assert task.description.removeprefix("opening dummy: ") not in {phase, phase.replace("_", " ")}
+
+
+def executor_on(*nodes: str) -> Any:
+    """An executor as far as the line on Ray looks at it."""
+    settings = {"ray_address": SimpleNamespace(value="192.0.2.10:6379")}
+    ranks = [SimpleNamespace(node=node) for node in nodes]
+    return SimpleNamespace(describe=lambda: settings, ranks=ranks)
+
+
+def test_where_ray_has_put_the_ranks_is_one_line() -> None:
+    """The cluster, and how many ranks each node has."""
+    one = executor_on("head (192.0.2.10)")
+    assert places(one, is_started=True) == "ray: started a cluster on this machine; 1 rank on head (192.0.2.10)"
+    three = executor_on("head (192.0.2.10)", "head (192.0.2.10)", "other (192.0.2.11)")
+    assert places(three, is_started=False) == (
+        "ray: joined 192.0.2.10:6379; 2 ranks on head (192.0.2.10), 1 rank on other (192.0.2.11)"
+    )

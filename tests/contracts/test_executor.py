@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from functools import partial
 
@@ -10,12 +11,16 @@ import pytest
 from aexec import ExecutorConfig, ParallelConfig, open_executor
 from aexec.executor import WorkerGroup
 from aexec.messages.control import Greet, Shutdown
+from aexec.testing.call_checks import CALL_CHECKS
 from aexec.testing.contracts import EXECUTOR_CHECKS, check_executor
+from aexec.testing.life_checks import LIFE_CHECKS
 from aexec.testing.workers import ProbeWorker
 from aexec.worker.context import place_worker
 from aexec.worker.worker import WorkerActor
 
 pytestmark = pytest.mark.anyio
+
+OTHER_CHECKS = [check for check in EXECUTOR_CHECKS if check not in CALL_CHECKS]
 
 each_promise = pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)
 
@@ -75,6 +80,11 @@ def make_mp(worker_cls, **settings):
 
 def make_mp_pipeline(worker_cls, **settings):
     layout = ParallelConfig(pipeline_parallel_size=3)
+    return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
+
+
+def make_mp_afresh(worker_cls, **settings):
+    layout = ParallelConfig(pipeline_parallel_size=2)
     settings = {"start_method": "spawn"} | settings
     return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
 
@@ -93,8 +103,56 @@ async def test_mp_keeps_its_promises(check):
 
 @each_promise
 async def test_mp_in_stages_keeps_its_promises(check):
-    """And so do three stages in fresh interpreters."""
+    """And so do three stages."""
     await check(make_mp_pipeline)
+
+
+@pytest.mark.parametrize("check", LIFE_CHECKS, ids=lambda check: check.__name__)
+async def test_mp_in_fresh_interpreters_keeps_its_promises(check):
+    """How a process is made shows in its life alone: start, health, death, close."""
+    await check(make_mp_afresh)
+
+
+@pytest.fixture(scope="module", params=["channel", "compiled_graph"])
+def make_ray(request, ray_cluster):
+    """Workers that Ray has placed, by each way in which a step takes to them."""
+
+    def make(worker_cls, **settings):
+        layout = ParallelConfig(tensor_parallel_size=2)
+        settings = {"backend": "ray", "ray_step_plane": request.param} | settings
+        return open_executor(ExecutorConfig(worker_cls=worker_cls, parallel=layout, **settings))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+async def lend_ray(anyio_backend, make_ray):
+    """Like ``make_ray``, but for one executor that all have who want nothing special: a start takes Ray seconds."""
+    async with make_ray(ProbeWorker) as shared:
+
+        @contextlib.asynccontextmanager
+        async def lent():
+            await shared.collective_rpc(lambda worker: worker.log.clear())
+            yield shared
+
+        def lend(worker_cls, **settings):
+            return make_ray(worker_cls, **settings) if settings or worker_cls is not ProbeWorker else lent()
+
+        yield lend
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("check", CALL_CHECKS, ids=lambda check: check.__name__)
+async def test_calls_on_ray_keep_their_promises(check, lend_ray):
+    """Workers that Ray has placed pass the contract too: the part that is about calls, one after the other on one group."""
+    await check(lend_ray)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("check", OTHER_CHECKS, ids=lambda check: check.__name__)
+async def test_ray_keeps_its_promises(check, make_ray):
+    """And all of the rest."""
+    await check(make_ray)
 
 
 @each_promise

@@ -1,6 +1,7 @@
 """Every program that the manual and the examples show runs as it stands.
 
-The core is enough for all but those with structured output, which need its extra.
+The core is enough for all but those with structured output and those with Ray, which need these
+extras. Ray's join the cluster of the session, instead of starting one each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +19,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAM = re.compile(
     r"^```python\n(?P<program>.*?)^```\n(?:\s*```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL
 )
-PROGRAMS = [
-    pytest.param(match["program"], match["output"], id=f"{page.relative_to(ROOT)}-{index}")
+FOUND = [
+    (match["program"], match["output"], f"{page.relative_to(ROOT)}-{index}")
     for page in PAGES
     for index, match in enumerate(PROGRAM.finditer(page.read_text(encoding="utf-8")))
 ]
+PROGRAMS = [pytest.param(program, output, id=name) for program, output, name in FOUND if 'backend="ray"' not in program]
+RAY_PROGRAMS = [pytest.param(program, output, id=name) for program, output, name in FOUND if 'backend="ray"' in program]
 EXAMPLES = {
     "ask_all.py": "rose: 2 + 1 + 0 = 3\n",
     "own_worker.py": "[21.5]\n[0]\nhealthy: True\n",
@@ -63,6 +67,16 @@ def test_a_program_of_the_manual_runs(program: str, output: str | None, tmp_path
         assert printed == output
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize(("program", "output"), RAY_PROGRAMS)
+def test_a_program_with_ray_runs(
+    program: str, output: str | None, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the others do; where the page starts a cluster, or joins one, it is the session's."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    assert run("-c", program) == output
+
+
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_an_example_prints_what_it_should(name: str) -> None:
     """Examples of actors, of executors and of the engine are deterministic to the letter."""
@@ -79,5 +93,5 @@ def test_offline_generate_completes_each_prompt() -> None:
 def test_every_example_is_tested_and_short() -> None:
     """No example is left out of the tests, or longer than sixty lines."""
     examples = {path.name: path for path in (ROOT / "examples").glob("*.py")}
-    assert set(examples) == {*EXAMPLES, "offline_generate.py"}
+    assert set(examples) == {*EXAMPLES, "offline_generate.py", "ray_serve.py"}  # the last has a test file of its own
     assert [name for name, path in examples.items() if len(path.read_text().splitlines()) > 60] == []

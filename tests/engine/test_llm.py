@@ -358,14 +358,57 @@ async def test_settings_reach_the_executor(engine_class):
     assert (config.worker_kwargs["model"].model, config.worker_kwargs["cache"].block_size) == ("dummy", 8)
 
 
-async def test_an_executor_config_wins_over_the_names(engine_class):
-    """Its own worker arguments are kept; a second layout beside it is refused."""
+async def test_an_executor_config_keeps_its_own_worker_arguments(engine_class):
+    """The engine adds its own to them."""
     config = ExecutorConfig(backend="uni", worker_kwargs={"extra": 1})
     async with engine_class("dummy", executor=config):
         pass
     assert set(engine_class.assembly.configs[0].worker_kwargs) == {"model", "cache", "extra"}
-    with pytest.raises(ConfigError, match="the layout or on_failure is given beside an executor that has its own"):
-        engine_class("dummy", executor=config, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"executor": ExecutorConfig(backend="mp", parallel=ParallelConfig(2), on_failure=Restart())},
+        {"executor": ExecutorConfig(backend="mp"), "tensor_parallel_size": 2, "on_failure": Restart()},
+        {
+            "executor": ExecutorConfig(backend="mp", parallel=ParallelConfig(2), on_failure=Restart()),
+            "tensor_parallel_size": 2,
+            "on_failure": Restart(),
+        },
+    ],
+    ids=["in the config", "beside the config", "in both alike"],
+)
+async def test_the_layout_is_the_engines_or_its_executor_configs(engine_class, given):
+    """So is what happens on failure: whichever of the two says something."""
+    async with engine_class("dummy", **given):
+        pass
+    (config,) = engine_class.assembly.configs
+    assert (config.backend, config.parallel, config.on_failure) == ("mp", ParallelConfig(2), Restart())
+
+
+@pytest.mark.parametrize(
+    ("config", "beside", "said"),
+    [
+        (
+            {"parallel": ParallelConfig(4)},
+            {"tensor_parallel_size": 2},
+            r"parallel is ParallelConfig\(.*=4, .* beside it",
+        ),
+        ({"on_failure": Restart(1)}, {"on_failure": Restart(2)}, "on_failure is Restart.*: leave one of them out"),
+    ],
+)
+def test_an_engine_and_its_executor_config_do_not_contradict_each_other(engine_class, config, beside, said):
+    """Two layouts are refused, and so are two ways to fail."""
+    with pytest.raises(ConfigError, match=said):
+        engine_class("dummy", executor=ExecutorConfig(**config), **beside)
+
+
+async def test_an_open_executor_has_its_layout_already(engine):
+    """Another one beside it is refused."""
+    async with engine() as (llm, executor):
+        with pytest.raises(ConfigError, match="beside an open executor, which has its own"):
+            type(llm)("dummy", executor=executor, tensor_parallel_size=2)
 
 
 async def test_an_executor_that_was_not_awaited_is_refused(engine_class):

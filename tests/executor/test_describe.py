@@ -41,3 +41,10 @@ def test_a_description_is_a_table():
     (line,) = [line for line in text.splitlines() if line.startswith("step_timeout")]
     assert line.split() == ["step_timeout", "7.0", "(argument)"]
     assert text.endswith("sent to the workers:\n  nothing")
+
+
+def test_the_settings_of_one_backend_come_after_those_of_all():
+    """The page begins with the backend, and not with what only Ray reads."""
+    names = [setting.name for setting in describe(ExecutorConfig(), {}, {}).settings]
+    assert names[0] == "backend"
+    assert names.index("on_failure") < names.index("ray_address") < names.index("graph_idle_release")

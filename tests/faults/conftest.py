@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from aexec.executor.open import Opening
 from aexec.testing.processes import ProcessWatch, descendants
 
 WORKER = "aexec.testing.faulty:FaultyWorker"
-RANKS = {"uni": 1, "mp": 3}
+RANKS = {"uni": 1, "mp": 3, "ray": 3}
+PLANES = ["channel", "compiled_graph"]
 
 PRELUDE = """
 import asyncio, os, signal, sys, threading, time
@@ -68,12 +70,39 @@ def executor(request: pytest.FixtureRequest, uni: Executor, mp: Executor) -> Exe
     return {"uni": uni, "mp": mp}[request.param]
 
 
+@pytest.fixture(scope="module", params=PLANES)
+def plane(request: pytest.FixtureRequest) -> str:
+    """Each way in which a step reaches workers that Ray has placed."""
+    return request.param
+
+
+@pytest.fixture
+def open_on_ray(plane: str, ray_cluster: Any) -> Callable[..., Opening]:
+    """See :func:`open_faulty`; the workers are Ray's."""
+    return functools.partial(open_faulty, "ray", ray_step_plane=plane)
+
+
+# The graph keeps processors busy until it is released.
+@pytest.fixture(scope="module")
+async def on_ray(anyio_backend: str, plane: str, ray_cluster: Any) -> AsyncIterator[Executor]:
+    """An executor of three workers that Ray has placed, for tests that leave it as it was."""
+    async with open_faulty("ray", ray_step_plane=plane, graph_idle_release=0.5) as executor:
+        yield executor
+
+
 class Program:
     """A program that runs in a session of its own, with all that descends from it."""
 
-    def __init__(self, text: str, *flags: str, cwd: Path | None = None, command: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        *flags: str,
+        cwd: Path | None = None,
+        command: list[str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
         self.process = subprocess.Popen(
-            command or [sys.executable, *flags, "-c", PRELUDE + text],
+            command or [sys.executable, *flags, "-c", PRELUDE + text, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -139,9 +168,10 @@ def run(start: Callable[..., Program]) -> Callable[..., str]:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm, and those of ours in the folder for temporary files."""
+    """Names in /dev/shm, but for semaphores of Ray's, and those of ours in the folder for temporary files."""
     ours = {path for path in Path("/tmp").iterdir() if "aexec" in path.name and path.suffix != ".lock"}
-    return {str(path) for path in {*Path("/dev/shm").iterdir(), *ours}}
+    memory = {path for path in Path("/dev/shm").iterdir() if not path.name.startswith(("sem.obj", "sem.hdr"))}
+    return {str(path) for path in memory | ours}
 
 
 @pytest.fixture

@@ -30,9 +30,10 @@ async def answers(llm):
     return await asyncio.gather(llm.complete(PROMPTS[0], SEEDED), *asked)
 
 
-def spread(directory, tensor, pipeline, partition=None, **settings):
+def spread(directory, tensor, pipeline, partition=None, *, plane=None, **settings):
     layout = ParallelConfig(tensor, pipeline, pipeline_partition=partition)
-    config = ExecutorConfig(backend="mp", parallel=layout, env=ONE_THREAD)
+    on_ray = {} if plane is None else {"ray_step_plane": plane}
+    config = ExecutorConfig(backend="ray" if plane else "mp", parallel=layout, env=ONE_THREAD, **on_ray)
     return AsyncLLM(directory, executor=config, max_num_batched_tokens=24, **settings)
 
 
@@ -43,11 +44,28 @@ async def alone(directory):
         return await answers(llm), llm.model_info.num_parameters
 
 
+def on_ray(plane):
+    return pytest.param(plane, marks=pytest.mark.ray)
+
+
+PLANES = [on_ray("channel"), on_ray("compiled_graph")]
+
+
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2), (1, 4)])
 async def test_ranks_together_say_what_one_alone_says(directory, alone, tensor, pipeline):
     """TP, PP and both: greedy and seeded tokens are equal, though each rank holds a part of the weights."""
+    await says_what_one_alone_says(directory, alone, tensor, pipeline)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+async def test_ranks_on_ray_say_what_one_alone_says(directory, alone, plane):
+    """Two stages of two ranks, whichever road hidden states and tokens take."""
+    await says_what_one_alone_says(directory, alone, 2, 2, plane)
+
+
+async def says_what_one_alone_says(directory, alone, tensor, pipeline, plane=None):
     expected, num_parameters = alone
-    async with spread(directory, tensor, pipeline, num_blocks=64) as llm:
+    async with spread(directory, tensor, pipeline, plane=plane, num_blocks=64) as llm:
         found = await answers(llm)
         assert [each.token_ids for each in found] == [each.token_ids for each in expected]
         infos = await llm.executor.collective_rpc("model_info")
@@ -97,8 +115,11 @@ async def smollm2_alone():
         return await run_smollm2(llm)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (3, 1)])
-async def test_smollm2_on_several_ranks_says_what_it_says_on_one(smollm2_alone, tensor, pipeline):
-    """Two stages; and three ranks for its three KV heads."""
-    async with spread("smollm2", tensor, pipeline, num_blocks=64) as llm:
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "plane"),
+    [(1, 2, None), (3, 1, None), (1, 2, on_ray("channel")), (1, 2, on_ray("compiled_graph"))],
+)
+async def test_smollm2_on_several_ranks_says_what_it_says_on_one(smollm2_alone, tensor, pipeline, plane):
+    """Two stages, on this machine and on Ray; and three ranks for its three KV heads."""
+    async with spread("smollm2", tensor, pipeline, plane=plane, num_blocks=64) as llm:
         assert await run_smollm2(llm) == smollm2_alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,10 @@ PROGRAMS = Path(__file__).with_name("rank_programs.py")
 def rank_process():
     """A process that forks ranks."""
     command = [sys.executable, str(PROGRAMS)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"}  # torch asks for the name of each peer
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         yield process
         process.stdin.close()
         assert process.wait(10) == 0
@@ -26,8 +30,8 @@ def rank_process():
 def run_ranks(rank_process):
     """Run a function of ``rank_programs`` on all ranks of a layout; what each of them returned, by rank."""
 
-    def run(program, *, tensor=1, pipeline=1):
-        rank_process.stdin.write(f"{program} {tensor} {pipeline}\n")
+    def run(program, *, tensor=1, pipeline=1, at=""):
+        rank_process.stdin.write(f"{program} {tensor} {pipeline} {at}\n")
         rank_process.stdin.flush()
         answer = json.loads(rank_process.stdout.readline())
         assert isinstance(answer, list), answer

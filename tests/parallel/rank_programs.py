@@ -1,13 +1,17 @@
 """What ranks do in tests: a process that loads torch once and then forks ranks, as often as it is asked to.
 
 It reads lines such as ``sums 2 2`` (a function, tensor and pipeline parallel size) and answers each with a line.
+Further words are the address at which the ranks meet, instead of a file, and ``0`` or ``1`` for ``USE_LIBUV``.
 
 Every function takes a rank's open groups and returns something for JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -22,6 +26,7 @@ import torch.distributed as dist
 from aexec.errors import AexecError, PeerLost
 from aexec.parallel.groups import open_groups
 from aexec.parallel.layout import RankLayout
+from aexec.parallel.rendezvous import PortReservation
 from aexec.parallel.transfer import TensorLink
 
 TIMEOUT = 20.0
@@ -150,9 +155,27 @@ def meet_twice(groups):
     return None
 
 
-def _be(rank, layout, init_method, program, report):
+def start_at_once(groups):
+    """20 rounds in which all ranks take a port at the same time, each for a store of its own; their ports, by round."""
+    rounds = []
+    for _ in range(20):
+        groups.together.wait(TIMEOUT)
+        with contextlib.closing(PortReservation("127.0.0.1")) as reservation:
+            groups.together.wait(TIMEOUT)
+            limit = dt.timedelta(seconds=TIMEOUT)
+            store = dist.TCPStore("127.0.0.1", reservation.port, 1, True, limit, wait_for_workers=False)
+            store.set("rank", str(groups.rank))
+            assert store.get("rank") == str(groups.rank).encode()
+            rounds.append(reservation.port)
+            groups.together.wait(TIMEOUT)
+            del store
+    return rounds
+
+
+def _be(rank, layout, init_method, program, together, report):
     torch.set_num_threads(1)
     groups = open_groups(layout, rank, init_method=init_method, device="cpu", timeout=TIMEOUT)
+    groups.together = together
     answer = program(groups)
     os.write(report, json.dumps([rank, answer]).encode() + b"\n")
     groups.close()
@@ -170,18 +193,34 @@ def _fork(rank, *args):
         os._exit(1)
 
 
-def run(name, tensor, pipeline):
+@contextlib.contextmanager
+def _meeting(host):
+    """Where the ranks meet: a file, or a port that this process holds while they do."""
+    if host:
+        with contextlib.closing(PortReservation(host)) as reservation:
+            yield reservation.init_method
+        return
+    file = os.memfd_create("meeting")
+    yield f"file:///proc/{os.getpid()}/fd/{file}"
+    os.close(file)
+
+
+def run(name, tensor, pipeline, host="", libuv="1"):
     """What the function returned on each rank; None where it returned nothing, or was killed."""
     layout = RankLayout(int(tensor), int(pipeline))
-    meeting = os.memfd_create("meeting")
+    os.environ["USE_LIBUV"] = libuv
+    with _meeting(host) as init_method:
+        return _run(layout, init_method, globals()[name])
+
+
+def _run(layout, init_method, program):
     report, write = os.pipe()
-    init_method = f"file:///proc/{os.getpid()}/fd/{meeting}"
-    pids = [_fork(rank, layout, init_method, globals()[name], write) for rank in range(layout.size)]
+    together = multiprocessing.get_context("fork").Barrier(layout.size)  # cheaper than one of gloo
+    pids = [_fork(rank, layout, init_method, program, together, write) for rank in range(layout.size)]
     os.close(write)
     with os.fdopen(report) as lines:
         answers = dict(json.loads(line) for line in lines)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    os.close(meeting)
     if not set(codes) <= {0, -signal.SIGKILL}:
         return {"codes": codes}
     return [answers.get(rank) for rank in range(layout.size)]

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from aexec.errors import ConfigError, PeerLost, ProtocolError
-from aexec.parallel import sockets
+from aexec.parallel import abstract
 from aexec.parallel.layout import RankLayout
 from aexec.parallel.sockets import SocketLink
 
@@ -109,10 +109,10 @@ def test_a_stage_that_was_never_made_is_named(meeting):
         link.open()
 
 
-@pytest.mark.parametrize("init_method", ["", "tcp://127.0.0.1:1"])
-def test_stages_meet_at_a_file(init_method):
+@pytest.mark.parametrize("init_method", ["", "env://", "tcp://127.0.0.1"])
+def test_stages_meet_at_a_file_or_a_port(init_method):
     """The error says what would do."""
-    with pytest.raises(ConfigError, match=r"expected file:///path on Linux"):
+    with pytest.raises(ConfigError, match=r"expected file:///path on Linux.*or tcp://host:port"):
         SocketLink(TWO_STAGES, 0, init_method=init_method, timeout=1.0)
 
 
@@ -141,7 +141,7 @@ def foreign(monkeypatch):
 
     def these(count):
         users = iter([os.getuid() + 1] * count)
-        monkeypatch.setattr(sockets, "_user_of", lambda _: next(users, os.getuid()))
+        monkeypatch.setattr(abstract, "_user_of", lambda _: next(users, os.getuid()))
 
     return these
 
@@ -152,7 +152,7 @@ def test_a_stranger_is_turned_away_and_the_stage_before_is_let_in(meeting, forei
         contextlib.closing(SocketLink(TWO_STAGES, rank, init_method=meeting, timeout=5.0)) for rank in (0, 1)
     )
     with first as first, second as second, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(second._address(1))
+        stranger.connect(second._meeting.address(1))
         first.open()
         foreign(1)
         second.open()

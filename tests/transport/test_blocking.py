@@ -12,10 +12,13 @@ import pytest
 
 from aexec.errors import ChannelClosed
 from aexec.transport import BlockingChannel, Kind, Writer, affordable_spin, seqpacket_pair, stream_pair
+from aexec.transport.codec import NONE
+from aexec.transport.frames import join, pack
 from aexec.transport.spin import SpinPolicy
+from aexec.transport.tcp import tcp_pair
 
 
-@pytest.fixture(params=[seqpacket_pair, stream_pair])
+@pytest.fixture(params=[seqpacket_pair, stream_pair, tcp_pair])
 def channels(request):
     left, right = request.param()
     writers = Writer(), Writer()
@@ -34,6 +37,20 @@ def test_a_wait_has_a_limit(channels):
     began = time.monotonic()
     assert left.receive(0.05) is None
     assert time.monotonic() - began >= 0.045
+    assert left.receive(0) is None
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.0005])
+def test_frames_that_came_together_are_received_one_by_one(channels, spin):
+    """In order, and without a wait; the line says that there are more."""
+    left, right = channels
+    left._spin = SpinPolicy(spin)
+    frames = [pack(Kind.MESSAGE, call, NONE) for call in (1, 2, 3)]
+    right.put(Kind.MESSAGE, join(frames[0], join(frames[1], frames[2])))
+    assert left.receive(10).call == 1
+    assert left.has_more
+    assert [left.receive(0).call for _ in range(2)] == [2, 3]
+    assert not left.has_more
     assert left.receive(0) is None
 
 

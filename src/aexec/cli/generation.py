@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aexec
+from aexec import environ
 from aexec.cli.answers import Answer, OnText, Stream, answer_all
 from aexec.cli.failures import explain, worst
 from aexec.cli.options import EngineOptions, SamplingOptions
-from aexec.cli.show import InOrder, loading, summary, table
+from aexec.cli.show import InOrder, loading, places, summary, table
+from aexec.executor.ray.cluster import LOCAL, where
 
 __all__ = ("demonstrate", "generate")
 
@@ -24,13 +26,20 @@ DEMO_PROMPTS = (
 
 
 @asynccontextmanager
-async def opened(options: EngineOptions) -> AsyncGenerator[aexec.AsyncLLM]:
-    """Open the engine that ``options`` describe, with a progress bar while it loads."""
+async def opened(options: EngineOptions, *, quiet: bool = False) -> AsyncGenerator[aexec.AsyncLLM]:
+    """Open the engine that ``options`` describe, with a progress bar while it loads.
+
+    Args:
+        options: See there.
+        quiet: Do not say where Ray has put its ranks.
+    """
+    config = options.executor_config
+    environ.set_default("RAY_SCHEDULER_EVENTS", "0")  # what Ray would say of a wait is in our own report of it
     async with AsyncExitStack() as stack:
         with loading(options.model) as progress:
             llm = aexec.AsyncLLM(
                 options.model,
-                executor=options.executor,
+                executor=config,
                 tensor_parallel_size=options.tensor_parallel_size,
                 pipeline_parallel_size=options.pipeline_parallel_size,
                 dtype=options.dtype,
@@ -44,6 +53,9 @@ async def opened(options: EngineOptions) -> AsyncGenerator[aexec.AsyncLLM]:
                 progress=progress,
             )
             await stack.enter_async_context(llm)
+        if not quiet and llm.executor.describe()["backend"].value == "ray":
+            is_started = where(config, environ.inherited()) == LOCAL
+            print(places(llm.executor, is_started=is_started), file=sys.stderr)
         yield llm
 
 
@@ -98,7 +110,7 @@ async def demonstrate(engine: EngineOptions, max_tokens: int) -> int:
 async def _timed(
     engine: EngineOptions, sampling: SamplingOptions, prompts: Sequence[str], on_text: OnText, *, chat: bool
 ) -> tuple[list[Answer], float]:
-    async with opened(engine) as llm:
+    async with opened(engine, quiet=on_text is _untold) as llm:  # JSON alone is wanted
         begun = time.perf_counter()
         answers = await answer_all(prompts, starter(llm, sampling, chat=chat), on_text, sampling.n)
         return answers, time.perf_counter() - begun

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from aexec.config import Offload
+from aexec.config import ExecutorConfig, Offload
 from aexec.errors import InvalidRequest
 from aexec.messages import SamplingParams, StructuredOutput
 
-__all__ = ("EngineOptions", "Flag", "SamplingOptions", "Texts")
+__all__ = ("EngineOptions", "Flag", "RayFlags", "SamplingOptions", "Texts")
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Texts = Annotated[tuple[str, ...], Parameter(negative=(), allow_leading_hyphen=True, show_default=False)]
+
+
+@Parameter(name="*", group="Ray (--executor ray)")
+@dataclass(frozen=True, kw_only=True)
+class RayFlags:
+    """Where Ray places the ranks, and how a step reaches them.
+
+    Attributes:
+        ray_address: The cluster to join, as HOST:PORT or auto; local starts one on this machine, which ends with the
+            command. By default what RAY_ADDRESS says, else local.
+        ray_step_plane: How a step reaches the ranks: compiled_graph, Ray's, which carries hidden states too; or channel,
+            the lines that mp has, where torch.distributed carries them.
+        placement_group: Name of a placement group to use; by default one is made, and removed at the end.
+        placement_strategy: How ranks are spread over the nodes.
+        placement_timeout: Seconds to wait for the cluster to have room.
+        ray_resource: What each rank takes: GPU, CPU, TPU or a resource of your own; by default GPU where the cluster
+            has any, else CPU.
+        ray_resource_per_worker: How much of it; 0.5 lets two ranks share a GPU.
+        graph_transport: How a compiled graph carries hidden states: nccl from GPU to GPU, shm through host memory.
+    """
+
+    ray_address: str | None = None
+    ray_step_plane: Literal["compiled_graph", "channel"] = "compiled_graph"
+    placement_group: str | None = None
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    placement_timeout: float = 600.0
+    ray_resource: str | None = None
+    ray_resource_per_worker: float = 1.0
+    graph_transport: Literal["auto", "nccl", "shm"] = "auto"
 
 
 @Parameter(name="*", group="Engine")
@@ -25,8 +55,8 @@ class EngineOptions:
 
     Attributes:
         model: smollm2, dummy (needs no torch), a directory in Hugging Face's layout, or a GGUF file.
-        executor: How workers come to exist: uni, one worker in this process; mp, a process for each rank; or
-            package.module:Class. By default uni for one rank and mp for several.
+        executor: How workers come to exist: uni, one worker in this process; mp, a process for each rank; ray, ranks
+            on a Ray cluster; or package.module:Class. By default uni for one rank and mp for several.
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Stages of layers.
         dtype: Of weights and cache; auto is float32 on a CPU, the checkpoint's own on CUDA.
@@ -38,6 +68,7 @@ class EngineOptions:
         prefix_caching: Prompts that begin alike share what they begin with in the KV cache.
         kv_offload_directory: Keep the KV of prompts in files of this directory, and find it there again.
         kv_offload_bytes: What these files may take, 4 GiB by default; without a directory, host memory.
+        ray: Where Ray places the ranks.
     """
 
     model: str
@@ -53,6 +84,16 @@ class EngineOptions:
     prefix_caching: bool = True
     kv_offload_directory: Path | None = None
     kv_offload_bytes: int | None = None
+    ray: RayFlags = RayFlags()
+
+    @property
+    def executor_config(self) -> ExecutorConfig:
+        """How workers come to exist; the layout is the engine's to say.
+
+        Raises:
+            ConfigError: The settings contradict each other.
+        """
+        return ExecutorConfig(backend=self.executor, **dataclasses.asdict(self.ray))
 
     @property
     def kv_connector(self) -> Offload | None:

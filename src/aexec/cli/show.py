@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -12,10 +13,17 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from aexec.cli.answers import Answer
+from aexec.executor.base import Executor
 
-__all__ = ("InOrder", "Loading", "loading", "summary", "table")
+__all__ = ("InOrder", "Loading", "loading", "places", "summary", "table")
 
 _PHASES = {
+    "cluster": "joining the Ray cluster",
+    "placement": "waiting for room in the Ray cluster",
+    "actors": "starting the workers",
+    "environment": "starting the workers",
+    "connect": "starting the workers",
+    "step plane": "compiling the graph",
     "spawn": "starting the workers",
     "spawned": "starting the workers",
     "connected": "starting the workers",
@@ -106,6 +114,15 @@ def summary(answers: Sequence[Answer], seconds: float) -> str:
     return (
         f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, first token after {first * 1e3:.0f} ms"
     )
+
+
+def places(executor: Executor, *, is_started: bool) -> str:
+    """Return one line: the Ray cluster, and how many ranks are on which of its nodes."""
+    address = executor.describe()["ray_address"].value
+    cluster = "started a cluster on this machine" if is_started else f"joined {address}"
+    nodes = Counter(rank.node for rank in executor.ranks)
+    ranks = ", ".join(f"{count} rank{'s' * (count > 1)} on {node}" for node, count in nodes.items())
+    return f"ray: {cluster}; {ranks}"
 
 
 def table(answers: Sequence[Answer], seconds: float) -> None:

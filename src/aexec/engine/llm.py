@@ -54,8 +54,9 @@ class AsyncLLM(EngineOperations):
 
     Args:
         model: ``smollm2``, ``dummy``, a directory in Hugging Face's layout, or a GGUF file.
-        executor: A backend's name (None: ``uni`` for one rank, ``mp`` for several), an ``ExecutorConfig`` (which then holds the layout and
-            ``on_failure`` too), or an open executor, which stays yours to close.
+        executor: A backend's name (None: ``uni`` for one rank, ``mp`` for several), an ``ExecutorConfig`` with
+            all other settings of workers (it may hold the layout and ``on_failure`` too), or an open
+            executor, which stays yours to close.
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Stages.
         dtype: ``auto`` takes the checkpoint's on CUDA and float32 on a CPU.
@@ -359,19 +360,32 @@ def _executor_or_config(
     """What is to be opened, or is open already."""
     if executor is None or isinstance(executor, str | type):
         return ExecutorConfig(backend=executor, parallel=parallel, on_failure=on_failure)
-    if parallel != ParallelConfig() or on_failure != "fail":
-        raise ConfigError(
-            "the layout or on_failure is given beside an executor that has its own: "
-            "set parallel= and on_failure= of its ExecutorConfig"
-        )
     if isinstance(executor, ExecutorConfig):
-        return executor
+        return dataclasses.replace(
+            executor,
+            parallel=_agreed("parallel", executor.parallel, parallel, ParallelConfig()),
+            on_failure=_agreed("on_failure", executor.on_failure, on_failure, "fail"),
+        )
     if not hasattr(executor, "execute_model"):
         raise ConfigError(
             f"executor is {executor!r}: expected a backend's name, an ExecutorConfig, or an open executor "
             "(await open_executor(config) first)"
         )
+    if parallel != ParallelConfig() or on_failure != "fail":
+        raise ConfigError(
+            "the layout or on_failure is given beside an open executor, which has its own: "
+            "set parallel= and on_failure= of the ExecutorConfig that it is opened with"
+        )
     return cast("Executor", executor)
+
+
+def _agreed(name: str, configured: Any, given: Any, default: Any) -> Any:
+    """A setting that both the engine and its ``ExecutorConfig`` have: whichever of the two says something."""
+    if default not in (configured, given) and configured != given:
+        raise ConfigError(
+            f"ExecutorConfig.{name} is {configured!r}, and the engine is given {given!r} beside it: leave one of them out"
+        )
+    return given if configured == default else configured
 
 
 def _silent(phase: str, done: float, total: float) -> None:

@@ -2,7 +2,7 @@
 
 You (the caller) mend a :class:`ConfigError`, a :class:`RequestError` or a
 :class:`StepStateError`; the operator looks at :class:`WorkerDied`, at
-:class:`ModelLoadError` and at :class:`OutOfMemory`; your own code answers for a
+:class:`ModelLoadError`, :class:`OutOfMemory` and :class:`PlacementFailed`; your own code answers for a
 :class:`RemoteError`; a caller may simply try again after :class:`ExecutorUnavailable`
 (:class:`EngineRecovering` and :class:`EngineDraining` are such).
 Errors keep all they know as attributes, print one readable sentence and pickle.
@@ -38,11 +38,14 @@ from aexec.errors.setup import MissingExtra as MissingExtra
 from aexec.errors.setup import ModelLoadError as ModelLoadError
 from aexec.errors.setup import ModelNotFound as ModelNotFound
 from aexec.errors.setup import OutOfMemory as OutOfMemory
+from aexec.errors.setup import PlacementFailed as PlacementFailed
 from aexec.errors.setup import UnsupportedModel as UnsupportedModel
 from aexec.errors.transport import ArenaFull as ArenaFull
 from aexec.errors.transport import ChannelClosed as ChannelClosed
 from aexec.errors.transport import ChannelFull as ChannelFull
+from aexec.errors.transport import MeetingFailed as MeetingFailed
 from aexec.errors.transport import MessageNotDecoded as MessageNotDecoded
+from aexec.errors.transport import MessageTooLarge as MessageTooLarge
 from aexec.errors.transport import TransportError as TransportError
 from aexec.errors.workers import ExecutorClosed as ExecutorClosed
 from aexec.errors.workers import ExecutorPaused as ExecutorPaused
@@ -73,7 +76,9 @@ __all__ = (
     "ExecutorUnavailable",
     "InvalidRequest",
     "MailboxFull",
+    "MeetingFailed",
     "MessageNotDecoded",
+    "MessageTooLarge",
     "MessageNotPortable",
     "MissingExtra",
     "ModelLoadError",
@@ -81,6 +86,7 @@ __all__ = (
     "ModelNotReady",
     "OutOfMemory",
     "PeerLost",
+    "PlacementFailed",
     "ProtocolError",
     "QueueFull",
     "RemoteError",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from aexec.errors.root import AexecError
 
-__all__ = ("ConfigError", "MissingExtra", "ModelLoadError", "ModelNotFound", "OutOfMemory", "UnsupportedModel")
+__all__ = (
+    "ConfigError",
+    "MissingExtra",
+    "ModelLoadError",
+    "ModelNotFound",
+    "OutOfMemory",
+    "PlacementFailed",
+    "UnsupportedModel",
+)
 
 
 class ConfigError(AexecError, ValueError):
@@ -57,3 +65,20 @@ class OutOfMemory(AexecError, MemoryError):
     def __str__(self) -> str:
         need, have = self.need_bytes / 2**20, self.have_bytes / 2**20
         return f"{self.what} needs {need:,.1f} MiB and {have:,.1f} MiB are available: {self.remedy}"
+
+
+class PlacementFailed(AexecError, TimeoutError):
+    """Ray has not placed the workers within ``placement_timeout``.
+
+    Attributes:
+        timeout: The limit, seconds.
+        details: What was wanted against what each node has; several lines.
+        never: No node, or all of them together, will ever have enough as the cluster is.
+    """
+
+    def __init__(self, timeout: float, details: str, never: bool) -> None:
+        super().__init__(timeout, details, never)
+        self.timeout, self.details, self.never = timeout, details, never
+
+    def __str__(self) -> str:
+        return f"the placement group has not come within {self.timeout:g} s (placement_timeout); {self.details}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aexec.errors.root import AexecError
 
-__all__ = ("ArenaFull", "ChannelClosed", "ChannelFull", "MessageNotDecoded", "TransportError")
+__all__ = ("ArenaFull", "ChannelClosed", "ChannelFull", "MeetingFailed", "MessageNotDecoded", "MessageTooLarge", "TransportError")
 
 
 class TransportError(AexecError):
@@ -85,4 +85,47 @@ class MessageNotDecoded(TransportError):
         return (
             f"channel {self.channel}: a {self.what} cannot be decoded here ({self.why}); "
             "whatever it is made of has to be importable at both ends"
+        )
+
+
+class MeetingFailed(TransportError, ConnectionError):
+    """A worker that somebody else has started did not get to its driver.
+
+    Attributes:
+        rank: Its rank.
+        line: Which of its lines it wanted.
+        where: The addresses that it tried.
+        why: What came of it, by address.
+    """
+
+    def __init__(self, rank: int, line: str, where: str, why: str) -> None:
+        super().__init__(rank, line, where, why)
+        self.rank, self.line, self.where, self.why = rank, line, where, why
+
+    def __reduce__(self) -> tuple[type[MeetingFailed], tuple[int, str, str, str]]:
+        """By its own arguments: of an ``OSError``'s, Python keeps two."""
+        return type(self), (self.rank, self.line, self.where, self.why)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} could not get its {self.line} line to the driver at {self.where}: {self.why}"
+
+
+class MessageTooLarge(TransportError, ValueError):
+    """A message does not fit into a buffer whose size is fixed; it was not sent.
+
+    Attributes:
+        what: What it is, as in ``the hidden states of step 7``.
+        need: Bytes that it takes.
+        limit: Bytes that there are.
+        setting: Name of the setting that says how many.
+    """
+
+    def __init__(self, what: str, need: int, limit: int, setting: str) -> None:
+        super().__init__(what, need, limit, setting)
+        self.what, self.need, self.limit, self.setting = what, need, limit, setting
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {self.need:,} bytes, and a message may have {self.limit:,}; raise {self.setting}, or make "
+            "steps smaller"
         )

@@ -135,7 +135,9 @@ class WorkerDied(AexecError):
         signal: Name of the signal that ended it, as in ``SIGKILL``.
         phase: What it was doing.
         step: The step it was at; None outside of steps.
-        stderr_tail: The last lines it wrote to its standard error.
+        stderr_tail: The last lines it wrote to its standard error, or where they are.
+        node: Its node, where that is not this one by nature.
+        cause: What the system that made the process says of its end.
     """
 
     def __init__(
@@ -147,15 +149,20 @@ class WorkerDied(AexecError):
         phase: str = "unknown",
         step: int | None = None,
         stderr_tail: str = "",
+        node: str = "",
+        cause: str = "",
     ) -> None:
-        super().__init__(rank, pid, exit_code, signal, phase, step, stderr_tail)
+        super().__init__(rank, pid, exit_code, signal, phase, step, stderr_tail, node, cause)
         self.rank, self.pid, self.exit_code, self.signal = rank, pid, exit_code, signal
         self.phase, self.step, self.stderr_tail = phase, step, stderr_tail
+        self.node, self.cause = node, cause
 
     def __str__(self) -> str:
         how = f"ended by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
         if self.signal is None and self.exit_code is None:
-            how = "ended, and whoever could say how is gone too,"
+            how = "ended" if self.cause else "ended, and whoever could say how is gone too,"
         where = self.phase if self.step is None else f"{self.phase}, step {self.step}"
+        cause = f": {self.cause}" if self.cause else ""
         tail = f"\nlast lines of its stderr:\n{self.stderr_tail}" if self.stderr_tail else ""
-        return f"rank {self.rank} (pid {self.pid}) {how} during {where}{tail}"
+        node = f" on node {self.node}" if self.node else ""
+        return f"rank {self.rank} (pid {self.pid}{node}) {how} during {where}{cause}{tail}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -128,7 +127,7 @@ class Board:
         if rank in self.dead:
             return "dead"
         hello = self.hellos[rank] if self.hellos else None
-        if hello is None or hello.node != platform.node():
+        if hello is None or self.group is None or not self.group.is_here(hello):
             return ""
         return process_state(hello.pid)
 
@@ -147,7 +146,7 @@ class Board:
 
     def _rank(self, rank: int, phase: str) -> RankInfo:
         hello = self.hellos[rank] if self.hellos else None
-        pid, node = (hello.pid, hello.node) if hello else (0, "")
+        pid, node = (hello.pid, self.group.node_name(hello)) if hello and self.group else (0, "")
         return RankInfo(rank=rank, pid=pid, node=node, phase=phase, state=self._rank_state(rank))
 
     def _rank_state(self, rank: int) -> RankState:

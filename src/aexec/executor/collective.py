@@ -86,7 +86,8 @@ class Call(msgspec.Struct, eq=False):
         sent: False while it waits for its turn, and again if it could not be sent then.
         fails_at: When its waiter is given the first error; infinity: there is none.
         delivered: True once its waiter was given its value.
-        on_end: Told when all ranks have answered, whoever waits; of an early call also of each error.
+        on_end: Told when all ranks have answered, whoever waits, before the waiter is, unless
+            there was an error; of an early call also of each error.
         early: What the waiter is given as soon as the call is sent; None: it waits for the
             answers. The ranks of an early call answer with an error, or need not answer.
     """
@@ -131,6 +132,16 @@ class Call(msgspec.Struct, eq=False):
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
             self.delivered = True
+            waiter.resolve(self.shape(self.answers))
+
+    def end(self) -> None:
+        """All ranks have answered well: first the book-keeping, for the waiter may go on in this very turn."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            self.delivered = True
+        if self.on_end is not None:
+            self.on_end(self)
+        if waiter is not None:
             waiter.resolve(self.shape(self.answers))
 
     def resolve_early(self) -> None:
@@ -222,9 +233,13 @@ class CallBook:
         if call is None:
             return []
         call.answers[rank] = value
-        self.late += call.waiter is None and call.early is None
+        if call.waiter is None and call.early is None:
+            self.late += 1
         if not call.missing:
-            self._all_heard(call, now)
+            if call.errors:
+                self._all_heard(call, now)
+            else:
+                call.end()
         return self._sendable() if self._queue else []
 
     def error(self, call_id: int, rank: int, error: AexecError, now: float) -> list[Call]:

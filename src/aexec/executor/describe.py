@@ -7,6 +7,7 @@ variable was meant and another one is read (G46); this is the page that tells.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,8 @@ def hide(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(owner: Any, prefix: str, chosen: Mapping[str, Any]) -> Iterable[Setting]:
-    for field in dataclasses.fields(owner):
+    own = inspect.get_annotations(cast("type[Any]", type(owner)))  # what a class takes over from another comes after its own
+    for field in sorted(dataclasses.fields(owner), key=lambda field: field.name not in own):
         name, value = prefix + field.name, getattr(owner, field.name)
         if dataclasses.is_dataclass(value) and field.name == "parallel":
             yield from _fields(value, f"{name}.", chosen)

@@ -1,6 +1,6 @@
 """The short way to the executor's actor: for what goes on to the ranks, and is answered by them.
 
-An ask costs an envelope, two futures and two turns of the loop, which is as much as all the
+An ask costs an envelope, two futures and three turns of the loop, which is as much as all the
 rest of a step. Where the actor has nothing to do a plain handler of its may as well run in
 the asker's own turn: messages are handled one at a time and in order, as ever. Whatever else
 an ask does (a deadline that is inherited, a mailbox that is in use) takes the long way.
@@ -9,7 +9,8 @@ an ask does (a deadline that is inherited, a mailbox that is in use) takes the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextvars
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from aexec.errors import AexecError
@@ -52,51 +53,68 @@ class Taker(Protocol):
 
 
 class DirectReply:
-    """What one task awaits; there is a future only if it has to wait.
+    """What one task awaits; it is back in the very turn of the loop in which the answer comes.
+
+    A future would have it wait for the next turn, which takes a loop as long as the answer's
+    way through the executor. So this is what a task sees of a future, and no more; where the
+    answer comes from another task's turn, the next one it is.
+
+    Args:
+        loop: Of the task.
 
     Attributes:
         is_over: It was answered.
         value: The reply; None if it is an error, too.
     """
 
-    __slots__ = ("_error", "_future", "_left", "is_over", "value")
+    __slots__ = (
+        "_asyncio_future_blocking", "_cancelled", "_context", "_error", "_left", "_loop", "_wake", "is_over", "value",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.is_over = False
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.is_over = self._asyncio_future_blocking = False
         self.value: Any = None
         self._error: AexecError | None = None
-        self._future: asyncio.Future[None] | None = None
         self._left: Callable[[], object] | None = None
+        self._wake: Callable[[Any], object] | None = None
+        self._context: contextvars.Context | None = None
+        self._cancelled: asyncio.CancelledError | None = None
 
     def __repr__(self) -> str:
-        return f"<DirectReply: {'answered' if self.is_over else 'awaited' if self._future else 'new'}>"
+        return f"<DirectReply: {'answered' if self.is_over else 'awaited' if self._wake else 'new'}>"
 
     def resolve(self, value: Any) -> None:
-        """Give the reply; one that comes after its asker has gone is dropped."""
+        """Give the reply, and let the asker go on before this returns, if it waits and no task runs.
+
+        One that comes after its asker has gone is dropped.
+        """
         self.value, self.is_over = value, True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        wake, self._wake = self._wake, None
+        if wake is None:
+            return
+        if self._context is not None and asyncio.current_task(self._loop) is None:
+            self._context.run(wake, self)
+        else:
+            self._loop.call_soon(wake, self, context=self._context)
 
     def fail(self, error: AexecError) -> None:
-        """Raise ``error`` at the asker."""
+        """Raise ``error`` at the asker, in the next turn: whoever says so may be in the middle of more."""
         self._error, self.is_over = error, True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            self._loop.call_soon(wake, self, context=self._context)
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
         """Call this when the asker is cancelled."""
         self._left = callback
 
-    async def result(self, loop: asyncio.AbstractEventLoop) -> Any:
-        """Wait for the reply.
-
-        Raises:
-            AexecError: It is an error.
-        """
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the reply; raises an error that it is."""
         if not self.is_over:
-            self._future = loop.create_future()
+            self._asyncio_future_blocking = True
             try:
-                await self._future
+                yield self
             except asyncio.CancelledError:
                 left, self._left = self._left, None
                 if left is not None and not self.is_over:
@@ -109,3 +127,28 @@ class DirectReply:
             finally:
                 del error  # its traceback holds this frame: no cycle
         return self.value
+
+    # What a task asks of whatever it waits for.
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Of the task."""
+        return self._loop
+
+    def add_done_callback(self, wake: Callable[[Any], object], *, context: contextvars.Context) -> None:
+        """How to let the task go on."""
+        self._wake, self._context = wake, context
+
+    def cancel(self, msg: Any = None) -> bool:
+        """The task is cancelled; False: it is about to go on anyway."""
+        if self._wake is None:
+            return False
+        self._cancelled = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
+        wake, self._wake = self._wake, None
+        self._loop.call_soon(wake, self, context=self._context)
+        return True
+
+    def result(self) -> None:
+        """Raise what the task is to be given in place of the reply."""
+        if self._cancelled is not None:
+            cancelled, self._cancelled = self._cancelled, None
+            raise cancelled

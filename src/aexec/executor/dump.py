@@ -25,7 +25,7 @@ def dump_text(board: Board, loop: asyncio.AbstractEventLoop, stacks: Mapping[int
     known = stacks or {}
     if stacks is None and board.group is not None:
         known = board.group.stacks()
-    lines = [repr(board), *_queues(board)]
+    lines = [repr(board), *([repr(board.group)] if board.group else []), *_queues(board)]
     for info in board.ranks():
         lines.append(f"rank {info.rank}: pid {info.pid} on {info.node}, {info.state}, {info.phase}")
         stack = known.get(info.rank) or "its stack takes a question: await executor.stacks()"

@@ -180,8 +180,10 @@ class Fanout:
         call = self.book.open.get(call_id)
         for ready in self.book.answer(call_id, rank, value, time.monotonic()):
             self._send(ready)
-        if call is not None and not call.missing:
+        if call is not None and call.errors and not call.missing:
             self._ended(call)
+        elif self._quiet is not None:
+            self._check_quiet()
 
     def failed(self, call_id: int, rank: int, error: BaseException) -> None:
         """A rank has answered with an error."""

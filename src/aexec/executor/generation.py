@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +23,9 @@ from aexec.messages.control import Dump, Hello
 from aexec.messages.lifecycle import SlowCall
 from aexec.worker.context import Progress
 
-__all__ = ("Generation", "stop_budget")
+__all__ = ("RETIRE_BUDGET", "Generation", "stop_budget")
 
+RETIRE_BUDGET = 15.0  #: Seconds for what generations share to be given back, where there is such a thing.
 _SLACK = 3.0  # seconds for what comes with force: letting go of helpers, files and lines
 
 
@@ -44,6 +46,7 @@ class Generation:
         ids: Call ids.
         died: Told of deaths after the start.
         timed_out: Told of calls past their limit that had started.
+        previous: The generation before it, which has stopped.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Generation:
         ids: itertools.count[int],
         died: Callable[[WorkerDied], None],
         timed_out: Callable[[CallTimeout], None],
+        previous: Generation | None = None,
     ) -> None:
         self.number = board.new_generation()
         self.hellos: tuple[Hello, ...] = ()
@@ -66,10 +70,13 @@ class Generation:
         self._progress = StartProgress(progress, board.world_size)
         self._starting = anyio.CancelScope()
         self._limit = anyio.CancelScope()
-        self._ready = self._stopped = False
+        self._ready = self._stopped = self._retired = False
         self._stop_lock = anyio.Lock()
         self._killer: WorkerDied | None = None
-        self.group = backend(GroupPlan(config, self.number, actor, self))
+        before = previous.group if previous else None
+        if before is not None:  # it hands over all that it took over: no chain of those that were
+            before.plan = dataclasses.replace(before.plan, previous=None)
+        self.group: WorkerGroup = backend(GroupPlan(config, self.number, actor, self, before))
         self.fanout = Fanout(
             self.group,
             actor,
@@ -105,6 +112,14 @@ class Generation:
             if not self._stopped:
                 await self._stop_group()
             self._stopped = True
+
+    async def retire(self) -> None:
+        """End all workers, and give back what generations share: none follows."""
+        await self.stop()
+        async with self._stop_lock:
+            if not self._retired:
+                await self._retire_group()
+            self._retired = True
 
     def phase(self, rank: int, phase: str) -> None:
         """See ``GroupSink``."""
@@ -164,6 +179,14 @@ class Generation:
                 self._log.warning("not all workers ended by themselves", what="; ".join(lines))
         if limit.cancelled_caught:
             self._log.error("the workers could not be ended in time", group=repr(self.group))
+
+    async def _retire_group(self) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(RETIRE_BUDGET) as limit:
+            await self.group.retire()
+        if limit.cancelled_caught:
+            self._log.error(
+                "what the group's generations share could not be given back in time", group=repr(self.group)
+            )
 
     def _move_on(self) -> None:
         """The start has come further: its limit counts from here."""

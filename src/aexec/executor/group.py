@@ -10,6 +10,7 @@ Everything else (fan-out, order, deadlines, errors, health, restarts) is written
 from __future__ import annotations
 
 import abc
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -57,12 +58,15 @@ class GroupPlan:
         generation: Of this group, from 1.
         actor: The executor's context: spawn actors and own tasks with it.
         sink: Where to report.
+        previous: The group before it, which has stopped: what generations share is in its hands,
+            and is taken over from it. None: this is the first.
     """
 
     config: ExecutorConfig
     generation: int
     actor: Context
     sink: GroupSink
+    previous: WorkerGroup | None = None
 
     def progress_of(self, rank: int) -> Progress:
         """A ``WorkerContext.progress`` for a rank of this process, to be called from any thread."""
@@ -127,6 +131,9 @@ class WorkerGroup(abc.ABC):
             A line on each worker that did not end by itself.
         """
 
+    async def retire(self) -> None:  # noqa: B027 - most generations share nothing
+        """Let go of what generations share, for none follows; called after :meth:`stop`, maybe twice."""
+
     def phases(self) -> Mapping[int, str]:
         """What ranks are doing right now, as far as that can be had without asking them."""
         return {}
@@ -138,6 +145,14 @@ class WorkerGroup(abc.ABC):
     def environment(self) -> Mapping[str, str]:
         """The variables that its workers were given on top of what they have; for ``describe()``."""
         return self.plan.config.env
+
+    def is_here(self, hello: Hello) -> bool:
+        """True if the rank's process is one of this machine, so that the system can be asked about it."""
+        return hello.node == platform.node()
+
+    def node_name(self, hello: Hello) -> str:
+        """The rank's node, for people."""
+        return hello.node
 
     def stacks(self) -> Mapping[int, str]:
         """Stacks of ranks, as far as they can be had without waiting."""

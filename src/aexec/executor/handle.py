@@ -23,7 +23,7 @@ from aexec.executor.calls import CheckHealth, Close, Collective, Open
 from aexec.executor.describe import Description, describe
 from aexec.executor.direct import DirectReply, Reply, Taker
 from aexec.executor.dump import dump_text
-from aexec.executor.generation import stop_budget
+from aexec.executor.generation import RETIRE_BUDGET, stop_budget
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
 from aexec.executor.limits import check_arguments, check_drain, check_ranks, check_reply_rank, check_timeout
@@ -148,9 +148,9 @@ class ExecutorHandle(Operations):
         taker = self._taker()
         if taker is None:
             return await self._ask(call)
-        reply = DirectReply()
+        reply = DirectReply(self._loop)
         taker.take_call(call, reply, None)
-        answers: list[Any] = await reply.result(self._loop)
+        answers: list[Any] = await reply
         return answers
 
     async def execute_model(self, step: ExecuteModel) -> ForwardLaunched | StepResult:
@@ -166,10 +166,10 @@ class ExecutorHandle(Operations):
         taker = self._taker()
         if taker is None:
             return await self._ask(step)
-        reply = DirectReply()
+        reply = DirectReply(self._loop)
         taker.take_step(step, reply, None)
         launched: ForwardLaunched | StepResult | None = reply.value
-        return await reply.result(self._loop) if launched is None else launched
+        return await reply if launched is None else launched
 
     async def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None = None) -> StepResult:
         """Sample a launched step; the result is the output rank's.
@@ -185,9 +185,9 @@ class ExecutorHandle(Operations):
         message, taker = SampleTokens(step_id, grammar), self._taker()
         if taker is None:
             return await self._ask(message)
-        reply = DirectReply()
+        reply = DirectReply(self._loop)
         taker.take_sampling(message, reply, None)
-        sampled: StepResult = await reply.result(self._loop)
+        sampled: StepResult = await reply
         return sampled
 
     def post(self, message: ExecuteModel | SampleTokens, reply: Reply, /) -> bool:
@@ -320,7 +320,7 @@ async def start_executor(
     _check_loop()
     backend.check(config)
     board = Board(backend.backend, config.parallel.world_size, config.parallel.output_rank)
-    stop_timeout = stop_budget(config) + 1.0
+    stop_timeout = stop_budget(config) + RETIRE_BUDGET + 1.0
     system = ActorSystem(name=f"executor-{backend.backend}", timeout=None, stop_timeout=stop_timeout)
     await system.open()
     try:

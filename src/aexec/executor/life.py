@@ -75,7 +75,7 @@ class ExecutorLife(Actor):
         """Close, unless that was done; a close that was cut short is brought to its end."""
         await self._shut()
         if self._now is not None:
-            await self._now.stop()
+            await self._now.retire()
 
     @handles(Open)
     async def open(self, message: Open) -> None:  # noqa: ARG002
@@ -143,6 +143,7 @@ class ExecutorLife(Actor):
             ids=self._ids,
             died=self._rank_died,
             timed_out=self._call_timed_out,
+            previous=self._now,
         )
         await self._now.start()
 
@@ -185,7 +186,7 @@ class ExecutorLife(Actor):
             self._reason, self._up_again = str(error).partition("\n")[0], now + delay
             fate = f"the group is rebuilt: try again after {delay:.3g} s"
         self._end_calls(error, now, fate)
-        self.context.start_task(self._generation.stop() if delay is None else self._restart(error, delay))
+        self.context.start_task(self._generation.retire() if delay is None else self._restart(error, delay))
 
     def _end_calls(self, error: AexecError, now: float, *fate: str) -> None:
         self._generation.fanout.fail_all(lambda call: _for_call(error, call, now, *fate))
@@ -206,6 +207,7 @@ class ExecutorLife(Actor):
                 failure = await self._rebuild_within_budget(reason, delay)
                 if failure is not None:
                     self._give_up(failure)
+                    await self._generation.retire()
                     return
                 self._ready()
                 seconds = time.monotonic() - began
@@ -258,7 +260,7 @@ class ExecutorLife(Actor):
             with anyio.CancelScope(shield=True):
                 await self._rebuilt.wait()
         if self._now is not None:
-            await self._now.stop()
+            await self._now.retire()
         board.state = advance(board.state, ExecutorEvent.GONE)
         board.events.close()
         self._closed()

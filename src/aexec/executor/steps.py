@@ -40,7 +40,7 @@ class StepLine:
     def __init__(self, gate: StepGate, actor: Context, *, world_size: int, output_rank: int) -> None:
         self.gate = gate
         self._actor, self._world_size, self._output_rank = actor, world_size, output_rank
-        self._fanout: Fanout | None = None
+        self._fanout: Fanout  # from the first generation on
         self._samples = True
         self._outputs = KVOutputs(world_size, output_rank)
         self._changed: anyio.Event | None = None  # while somebody waits for it
@@ -72,7 +72,7 @@ class StepLine:
             limit = self.gate.timeout if until is None else _left_of(self.gate.expiry(now), until)
             call = self._launch(message, reply, limit)
             if call is not None and call.waiter is not None:
-                reply.on_cancel(partial(self._fanout_now.abandon, call))
+                reply.on_cancel(partial(self._fanout.abandon, call))
             return
         held = Held(message, reply, now=now, until=until)
         self.gate.line_up(held, now)
@@ -96,7 +96,7 @@ class StepLine:
             self._get_rid_of(flight, launch)
             raise next(iter(launch.errors.values()))
         call = self._send_sampling(message, reply, until)
-        reply.on_cancel(partial(self._fanout_now.abandon, call))
+        reply.on_cancel(partial(self._fanout.abandon, call))
 
     def pause(self, mode: PauseMode) -> None:
         """Send no steps from now on; ``abort`` ends those that wait and those in flight."""
@@ -152,11 +152,6 @@ class StepLine:
             held.reply.fail(own_copy(error, f"while step {held.message.step} waited to be sent"))
         self._tell()
 
-    @property
-    def _fanout_now(self) -> Fanout:
-        assert self._fanout is not None, "no generation was attached"
-        return self._fanout
-
     def _admit(self) -> None:
         for held in self.gate.admit():
             held.call = self._launch(held.message, held.reply, _left_of(held.expires, held.until))
@@ -166,7 +161,7 @@ class StepLine:
         step = message.step
         flight = self.gate.take_off(step, is_whole=message.num_tokens == 0 or not self._samples)
         try:
-            call = self._fanout_now.submit(
+            call = self._fanout.submit(
                 "execute_model",
                 message,
                 reply,
@@ -187,7 +182,7 @@ class StepLine:
 
     def _send_sampling(self, message: SampleTokens, reply: Any, until: float | None) -> Call:
         flight = self.gate.flying.get(message.step)
-        call = self._fanout_now.submit(
+        call = self._fanout.submit(
             "sample_tokens",
             message,
             reply,
@@ -233,7 +228,7 @@ class StepLine:
     def _land(self, flight: Flight) -> None:
         self.gate.land(flight)
         if flight.launch is not None:
-            self._fanout_now.book.forget(flight.launch)
+            self._fanout.book.forget(flight.launch)
         flight.launch = flight.sampling = None  # these know the flight: a cycle would keep all of the step alive
         if self.gate.waiting:
             self._admit()
@@ -255,7 +250,7 @@ class StepLine:
     def _left(self, held: Held) -> None:
         """Its asker has gone."""
         if held.call is not None:
-            self._fanout_now.abandon(held.call)
+            self._fanout.abandon(held.call)
         elif self.gate.withdraw(held):
             held.reply.fail(ActorStopped("execute_model", "its caller is gone"))
             self._tell()

@@ -1,11 +1,14 @@
 """What a driver and a worker process say to each other beside the messages of an executor.
 
-A worker process has two lines to its driver, each a socket of its own. The process is
-started with one descriptor, the **work line** (``python -m aexec.worker <fd>``, or
-:func:`aexec.worker.process.serve` in a child of a fork server). Who sends what, when:
+A worker process has two lines to its driver, each a socket of its own. A process that we make
+is started with one descriptor, the **work line** (``python -m aexec.worker <fd>``, or
+:func:`aexec.worker.process.serve` in a child of a fork server). One that somebody else has made
+comes for both of its lines to the driver's :class:`~aexec.transport.meeting.Meeting`, and gives
+them to :func:`aexec.worker.process.serve_lines`. Who sends what, when:
 
-1. driver, work line: ``LAUNCH`` with a :class:`Launch`, first of all and once; the **control
-   line** travels in its ``fds``. It may be sent before the process has come to life.
+1. driver, work line: ``LAUNCH`` with a :class:`Launch`, first of all and once. Where the process
+   was started with the work line alone, the **control line** travels in its ``fds``, and it may
+   be sent before the process has come to life.
 2. worker, from then on: ``EVENT`` frames, with call 0, on either line: a
    :class:`PhaseReached` for each of :data:`PHASES`, in that order, :class:`ProgressMade` in
    between, and at most one :class:`Ended`, when the worker's own code ends the process
@@ -46,7 +49,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: Its rank; known before anything else can go wrong.
         local_world_size: Workers of the group on this node; they share its cores.
-        driver_pid: The driver; when it ends, so does the worker.
+        driver_pid: The driver; when it ends, so does the worker. 0: by the lines alone it is to know,
+            or, on the driver's node, by who made their other end.
         parent_pid: Whose child the worker is, if that is known: the driver, or its fork
             server. 0: not known.
         context: The ``WorkerContext`` by cloudpickle, without its ``progress``; it is

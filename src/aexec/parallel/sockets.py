@@ -1,33 +1,40 @@
-"""Hidden states without tensors: a word for each step, over Unix sockets. Needs no torch.
+"""Hidden states without tensors: a word for each step, over sockets. Needs no torch.
 
-It carries the pipeline of the dummy model. Stages find each other by a name that follows
-from the inode of the file at which the ranks meet, in the kernel's abstract namespace:
-unique while that file lives, nothing to choose, nothing to clean up. The stage after binds
-when it is made, and the stage before connects once all are made, so nobody has to try again.
-
-Anybody on the machine may know such a name, so both ends ask the kernel whose process the
-other one is, and have nothing to do with those of other users.
+It carries the pipeline of the dummy model. On one machine stages find each other by name
+(:mod:`aexec.parallel.abstract`), on several by the port of their rendezvous
+(:mod:`aexec.parallel.directory`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import struct
 import sys
 import time
-from pathlib import Path
+from typing import Protocol
 
 from aexec.errors import ConfigError, PeerLost, ProtocolError
+from aexec.parallel.abstract import NamedMeeting
+from aexec.parallel.directory import DirectoryMeeting
 from aexec.parallel.layout import RankLayout
 from aexec.parallel.link import LinkStatistics
+from aexec.parallel.rendezvous import tcp_address
 
 __all__ = ("SocketLink",)
 
 _MESSAGE = struct.Struct("<qQ?")  # step, word, failed
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_BACKLOG = 16  # connections that wait: room for strangers beside the one that is meant
+
+
+class _Meeting(Protocol):
+    """How a rank gets its connections."""
+
+    def meet(self) -> tuple[socket.socket | None, socket.socket | None]:
+        """From the stage before, and to the stage after; None past the ends of the pipeline."""
+        ...
+
+    def close(self) -> None:
+        """Nobody comes any longer."""
+        ...
 
 
 class SocketLink:
@@ -36,21 +43,26 @@ class SocketLink:
     Args:
         layout: Of one executor, with more than one stage.
         rank: This rank.
-        init_method: ``file:///path``, where the ranks meet.
+        init_method: Where the ranks meet: ``file:///path`` on one machine, ``tcp://host:port``
+            on several, where rank 0's process can listen.
         timeout: Seconds that one rank waits for another.
+        host: Over TCP, this rank's address for the others; empty: the one it reaches rank 0 from.
+        secret: Over TCP, what the ranks prove to each other.
 
     Raises:
-        ConfigError: They do not meet at a file of this machine.
+        ConfigError: There is no such place, or no secret where one is needed.
         PeerLost: Somebody else has this rank's place there.
     """
 
-    def __init__(self, layout: RankLayout, rank: int, *, init_method: str, timeout: float) -> None:
+    def __init__(
+        self, layout: RankLayout, rank: int, *, init_method: str, timeout: float, host: str = "", secret: bytes = b""
+    ) -> None:
         self._rank, self._timeout = rank, timeout
         self._before, self._after = layout.neighbour(rank, -1), layout.neighbour(rank, 1)
-        self._meeting = _meeting(init_method)
-        self._listener = self._bound() if self._before is not None else None
+        self._meeting = _meeting(layout, rank, init_method, timeout, host, secret)
         self._from: socket.socket | None = None
         self._to: socket.socket | None = None
+        self._partial = b""
         self._received = self._sent = 0
         self._waited = 0.0
 
@@ -67,10 +79,10 @@ class SocketLink:
         Raises:
             PeerLost: One of them is not there.
         """
-        if self._after is not None:
-            self._to = self._connected(self._after)
-        if self._listener is not None:
-            self._from = self._accepted(self._listener)
+        self._from, self._to = self._meeting.meet()
+        for connection in (self._from, self._to):
+            if connection is not None:
+                _be_patient(connection, self._timeout)
 
     def receive(self, step: int, _into: object, /) -> int:
         """Wait for the word of a step; see ``StageLink``."""
@@ -94,15 +106,15 @@ class SocketLink:
 
     def close(self) -> None:
         """Close all sockets; the stages beside see it."""
-        for each in (self._listener, self._from, self._to):
+        self._meeting.close()
+        for each in (self._from, self._to):
             if each is not None:
                 each.close()
 
     def _next(self, doing: str) -> tuple[int, int, bool]:
-        assert self._from is not None
         begun = time.monotonic()
         try:
-            message = self._from.recv(_MESSAGE.size)
+            message = self._read()
         except OSError as error:
             raise PeerLost(self._rank, self._before, doing, _why(error)) from error
         finally:
@@ -113,93 +125,53 @@ class SocketLink:
         sent_for, word, failed = _MESSAGE.unpack(message)
         return sent_for, word, failed
 
+    def _read(self) -> bytes:
+        """A whole message; a part that TCP has brought by the time-out is kept for the next time."""
+        assert self._from is not None
+        while len(self._partial) < _MESSAGE.size:
+            more = self._from.recv(_MESSAGE.size - len(self._partial))
+            if not more:
+                return b""
+            self._partial += more
+        message, self._partial = self._partial, b""
+        return message
+
     def _send(self, step: int, word: int, *, failed: bool) -> None:
         assert self._to is not None
         try:
-            self._to.send(_MESSAGE.pack(step, word, failed))
+            self._write(self._to, _MESSAGE.pack(step, word, failed))
         except OSError as error:
             doing = f"send the hidden states of step {step}"
             raise PeerLost(self._rank, self._after, doing, _why(error)) from error
         self._sent += 1
 
-    def _bound(self) -> socket.socket:
-        listener = _socket(self._timeout)
-        try:
-            listener.bind(self._address(self._rank))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise PeerLost(self._rank, self._before, "wait for the stage before", str(error)) from error
-        return listener
-
-    def _connected(self, peer: int) -> socket.socket:
-        connection = _socket(self._timeout)
-        try:
-            connection.connect(self._address(peer))
-            _check_user(connection)
-        except OSError as error:
-            connection.close()
-            raise PeerLost(self._rank, peer, "connect to the stage after", str(error)) from error
-        return _patient(connection, self._timeout)
-
-    def _accepted(self, listener: socket.socket) -> socket.socket:
-        """The stage before; strangers that come first are turned away."""
-        deadline = time.monotonic() + self._timeout
-        with listener:
-            while True:
-                listener.settimeout(max(deadline - time.monotonic(), 0.001))
-                try:
-                    connection, _ = listener.accept()
-                except OSError as error:
-                    raise PeerLost(self._rank, self._before, "meet the stage before", str(error)) from error
-                with contextlib.suppress(PermissionError):
-                    _check_user(connection)
-                    return _patient(connection, self._timeout)
-                connection.close()
-
-    def _address(self, rank: int) -> str:
-        return f"\0aexec-stage-{self._meeting}-{rank}"
+    def _write(self, to: socket.socket, message: bytes) -> None:
+        if to.send(message) != len(message):  # TCP, and a window that is full to the last bytes
+            to.close()  # what follows could not be told from the rest of this
+            raise ConnectionError("it took a part of a step only, and then no more")
 
 
-def _socket(timeout: float) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made.settimeout(timeout)
-    return made
-
-
-def _patient(connection: socket.socket, timeout: float) -> socket.socket:
+def _be_patient(connection: socket.socket, timeout: float) -> None:
     """The kernel keeps the time-out: no poll before each call, which stages would stand still for."""
     connection.settimeout(None)
     whole = int(timeout)
     limit = struct.pack("@ll", whole, max(int((timeout - whole) * 1e6), int(not whole)))  # none at all is no limit
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    return connection
 
 
 def _why(error: OSError) -> str:
     return "timed out" if isinstance(error, BlockingIOError) else str(error)
 
 
-def _user_of(connection: socket.socket) -> int:
-    """Of the process at the other end, as it was when the two met."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(raw)
-    return int(user)
-
-
-def _check_user(connection: socket.socket) -> None:
-    user = _user_of(connection)
-    if user != os.getuid():
-        raise PermissionError(f"a process of another user ({user}) is there instead")
-
-
-def _meeting(init_method: str) -> str:
+def _meeting(layout: RankLayout, rank: int, init_method: str, timeout: float, host: str, secret: bytes) -> _Meeting:
     scheme, _, path = init_method.partition("://")
-    if scheme != "file" or sys.platform != "linux":
+    if scheme == "file" and sys.platform == "linux":
+        return NamedMeeting(layout, rank, path=path, timeout=timeout)
+    address = tcp_address(init_method)
+    if address is None:
         raise ConfigError(
             f"the pipeline of the dummy model cannot meet at {init_method!r}: expected file:///path on Linux, "
-            "as the backend 'mp' gives to workers on one node"
+            "as the backend 'mp' gives to workers on one node, or tcp://host:port, as 'ray' does"
         )
-    found = Path(path).stat()
-    return f"{found.st_dev:x}-{found.st_ino:x}"
+    return DirectoryMeeting(layout, rank, address, host=host, secret=secret, timeout=timeout)

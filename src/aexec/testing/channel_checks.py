@@ -200,14 +200,20 @@ async def what_cannot_be_decoded_is_told(make: MakePair) -> None:
 
 
 async def descriptors_travel(make: MakePair) -> None:
-    """They are duplicates, and the receiver's own."""
+    """They are duplicates, and the receiver's own; a line to another node says at once that it cannot take them."""
     async with _sides(make) as (left, right):
         ear, bell = os.pipe()
-        left.channel.send(Kind.LAUNCH, 0, "a pipe", fds=(bell,))
+        try:
+            left.channel.send(Kind.LAUNCH, 0, "a pipe", fds=(bell,))
+        except ValueError:
+            os.write(bell, b"ding")
+            left.channel.send(Kind.LAUNCH, 0, "no pipe")
+            equal((await right.next()).value, "no pipe", "the channel lives on")
+        else:
+            frame = await right.next()
+            os.write(frame.fds[0], b"ding")
+            os.close(frame.fds[0])
         os.close(bell)
-        frame = await right.next()
-        os.write(frame.fds[0], b"ding")
-        os.close(frame.fds[0])
         equal(os.read(ear, 10), b"ding", "it is the same pipe")
         os.close(ear)
 

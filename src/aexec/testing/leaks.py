@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
+import socket
 import sys
 import threading
 import time
@@ -34,6 +36,8 @@ TIMER = "aexec timer"  # a deadline of an open system, which is looked at itself
 
 _PROC = Path("/proc/self")
 _MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory is, not a place for files of ours
+
+_RAY_FILES = re.compile(r"/session_[-\d_]+/")
 
 Belongings = Mapping[object, str]
 
@@ -172,16 +176,35 @@ def _read(path: Path) -> str:
 
 
 def _descriptors() -> dict[object, str]:
-    folder = _PROC / "fd"
+    folder, in_ray = _PROC / "fd", _is_in_ray()
     found: dict[object, str] = {}
     for name in os.listdir(folder) if folder.exists() else ():  # noqa: PTH208 - as is written in _read
         try:
             target = str((folder / name).readlink())
         except FileNotFoundError:
             continue  # the descriptor of this very scan
-        if not target.startswith("/proc/"):
+        if not target.startswith("/proc/") and not (in_ray and _is_of_ray(name, target)):
             found["fd", name, target] = f"fd {name} to {target}"
     return found
+
+
+def _is_in_ray() -> bool:
+    """This process has joined a Ray cluster, whose connections come and go with the cluster's processes."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _is_of_ray(descriptor: str, target: str) -> bool:
+    """An end of TCP that does not listen, which aexec has none of on one node, or a line to one of Ray's sockets."""
+    if not target.startswith("socket:"):
+        return _RAY_FILES.search(target) is not None
+    try:
+        with socket.socket(fileno=os.dup(int(descriptor))) as end:
+            if end.family != socket.AF_UNIX:
+                return not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return _RAY_FILES.search(str(end.getpeername())) is not None
+    except OSError:
+        return False  # it has no other end, or is closed by now
 
 
 def _memory() -> dict[object, str]:

@@ -109,7 +109,7 @@ async def slow_calls_are_reported(make: MakeExecutor) -> None:
 
 
 async def a_death_ends_all_waiters_at_once(make: MakeExecutor) -> None:
-    """Promise 3, G07: WorkerDied with rank, exit code and phase; then the executor has failed, and says so."""
+    """Promise 3, G07, G63: WorkerDied with rank, exit code and phase; then the executor has failed, and says so."""
     heard: list[AexecError] = []
 
     async def hear(error: AexecError) -> None:

@@ -5,8 +5,11 @@ A :class:`LoopChannel` or :class:`BlockingChannel` is one end of a line
 within one loop). What is small travels in the frame; what is large is written once, into
 shared memory of the sender's :class:`Writer`, for any number of readers.
 
-**Security**: values are unpickled. A line has no name that anybody could connect to; both
-of its ends are in the hands of one driver and of processes that it started.
+**Security**: values are unpickled. Within a node a line has no name that anybody could connect
+to; both of its ends are in the hands of one driver and of processes that it started. Workers
+that somebody else has started come to a :mod:`~aexec.transport.meeting`, where both ends prove
+that they know the secret of their group before anything else is read; what they say from then
+on is neither encrypted nor signed.
 """
 
 from __future__ import annotations

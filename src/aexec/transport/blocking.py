@@ -72,6 +72,11 @@ class BlockingChannel:
         """True until either end has closed it."""
         return self._closed is None
 
+    @property
+    def has_more(self) -> bool:
+        """More frames came with the last one; from any thread."""
+        return self._inbox.rest is not None
+
     def statistics(self) -> ChannelStatistics:
         """What went through it."""
         mappings = self._inbox.mappings
@@ -92,7 +97,12 @@ class BlockingChannel:
                 raise self._again()
             if self._mappings.released:
                 self._give_back()
-            frame = self._polled() if self._spin.limit else None
+            if self._inbox.rest is not None:
+                frame = self._take(self._link)
+            elif self._spin.limit:
+                frame = self._polled()
+            else:
+                frame = None
             if frame is not None:
                 return frame
             if self._dozing is not None and self._is_busy and timeout is None and not self._woken:
@@ -115,7 +125,7 @@ class BlockingChannel:
             ArenaFull: The value does not fit into shared memory; the channel lives on.
         """
         encoded = encode(value)
-        if fds or encoded.lengths or not self.is_free:
+        if fds or encoded.lengths or self._closed is not None or self._mappings.released:
             self.send_encoded(kind, call, encoded, fds)
         else:
             self.put(kind, pack(kind, call, encoded.codec, encoded.body))

@@ -12,6 +12,9 @@ Bulk is one stretch of memory: a table with the length of each buffer (8 bytes e
 the buffers, each from a multiple of ``ALIGNMENT``. A body that is too long for the frame is
 its first buffer (``Flag.LONG_BODY``). All numbers are little-endian.
 
+A frame that is nothing but header and body may have another one behind it (``Flag.MORE``):
+what is sent in one breath costs the peer one system call, and wakes it once.
+
 Nothing here does anything but compute: no socket, no memory, no clock.
 """
 
@@ -31,12 +34,14 @@ __all__ = (
     "MAX_RELEASES",
     "BadFrame",
     "Bulk",
+    "Data",
     "Flag",
     "Frame",
     "Head",
     "Kind",
     "align",
     "bulk_layout",
+    "join",
     "pack",
     "pack_table",
     "parse",
@@ -52,6 +57,9 @@ MAX_FRAME = 1 << 16  # bytes of a datagram
 
 HEADER = struct.Struct("<HBBBBHIIqQ")  # magic version kind codec flags releases body_bytes buffers call lease
 DESCRIPTOR = struct.Struct("<IIQQ")  # segment, reserved, offset, length
+
+
+Data = bytes | bytearray | memoryview
 
 
 class BadFrame(ValueError):
@@ -78,16 +86,19 @@ class Flag(enum.IntFlag):
     BULK = 1
     LONG_BODY = 2
     TRAILER = 4
+    MORE = 8
 
 
 _KINDS = {int(kind): kind for kind in Kind}
-_BULK, _LONG_BODY, _TRAILER = (int(flag) for flag in Flag)
+_BULK, _LONG_BODY, _TRAILER, _MORE = (int(flag) for flag in Flag)
 
 # A header without flags and releases, read by words: magic version kind | codec, flags, releases | ...
 _PLAIN = struct.Struct("<IIIIqQ")
 _FIRST = MAGIC | VERSION << 16
 _PLAIN_KINDS = {_FIRST | kind << 24: kind for kind in Kind if kind not in (Kind.RELEASE, Kind.SEGMENT)}
 _MOST_CODECS = 0xFF  # a greater word has flags or releases
+_FLAGS_AT = 5  # bytes into the header
+_MORE_BYTE = bytes((_MORE,))
 _HEADER_SIZE, _unpack_plain, _pack_plain = HEADER.size, _PLAIN.unpack_from, _PLAIN.pack  # looked up once
 
 
@@ -219,18 +230,32 @@ def pack(
     return frame.ljust(align(len(frame)), b"\0") if flags & _TRAILER else frame
 
 
-def parse_plain(data: bytes | bytearray | memoryview) -> tuple[Kind, int, int, memoryview] | None:
-    """Kind, call, codec and body of a frame that has nothing else, as most; None: see :func:`parse`."""
-    if len(data) < _HEADER_SIZE:
+def join(first: bytes, second: bytes) -> bytes:
+    """Two frames as one datagram; the first is nothing but header and body, and stands alone so far."""
+    return first[:_FLAGS_AT] + _MORE_BYTE + first[_FLAGS_AT + 1 :] + second
+
+
+def parse_plain(data: Data) -> tuple[Kind, int, int, memoryview, memoryview | None] | None:
+    """Kind, call, codec and body of a frame that has nothing else, as most; None: see :func:`parse`.
+
+    Last comes what is behind it: another frame, if any.
+    """
+    size = len(data) - _HEADER_SIZE
+    if size < 0:
         return None
     word, codec, length, num_buffers, call, _ = _unpack_plain(data)
     kind = _PLAIN_KINDS.get(word)
-    if kind is None or codec > _MOST_CODECS or num_buffers or length != len(data) - _HEADER_SIZE:
+    if kind is None or num_buffers:
         return None
-    return kind, call, codec, memoryview(data)[_HEADER_SIZE:]
+    if codec <= _MOST_CODECS and length == size:
+        return kind, call, codec, memoryview(data)[_HEADER_SIZE:], None
+    if codec >> 8 != _MORE or length >= size:
+        return None
+    whole, end = memoryview(data), _HEADER_SIZE + length
+    return kind, call, codec & _MOST_CODECS, whole[_HEADER_SIZE:end], whole[end:]
 
 
-def parse(data: bytes | bytearray | memoryview) -> Head:
+def parse(data: Data) -> Head:
     """Take a frame apart.
 
     Raises:
@@ -252,6 +277,8 @@ def parse(data: bytes | bytearray | memoryview) -> Head:
 
 
 def _parse_rest(head: Head, flags: int, num_releases: int, length: int, data: Any) -> Head:
+    if flags & _MORE:
+        raise BadFrame("it announces a frame behind it, and there is none, or it is one that has none")
     start = HEADER.size + (DESCRIPTOR.size if flags & _BULK else 0)
     body = start + 8 * num_releases
     end = body + length

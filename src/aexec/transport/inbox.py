@@ -10,8 +10,8 @@ from typing import Any
 
 from aexec.errors import ChannelClosed, MessageNotDecoded
 from aexec.transport.codec import DECODERS, decode
-from aexec.transport.frames import BadFrame, Frame, Head, Kind, parse, parse_plain, unpack_table
-from aexec.transport.links import Data, Receiver
+from aexec.transport.frames import BadFrame, Data, Frame, Head, Kind, parse, parse_plain, unpack_table
+from aexec.transport.links import Receiver
 from aexec.transport.mapping import Mappings
 from aexec.transport.writer import Writer
 
@@ -32,12 +32,18 @@ class Inbox:
         writer: Whose memory the peer gives back.
         holder: The channel, as the writer knows it.
         on_release: See :class:`Mappings`.
+
+    Attributes:
+        mappings: What of the peer's memory is in use here.
+        received: Frames so far.
+        rest: Frames that came with the last one, and are taken next; None: there are none.
     """
 
     def __init__(self, name: str, writer: Writer, holder: Hashable, on_release: Callable[[], None]) -> None:
         self.name = name
         self.mappings = Mappings(on_release)
         self.received = 0
+        self.rest: memoryview | None = None
         self._writer, self._holder = writer, holder
 
     def take(self, link: Receiver) -> Frame | None:
@@ -46,24 +52,26 @@ class Inbox:
         Raises:
             ChannelClosed: The peer is gone, said goodbye, or sent what is no frame.
         """
-        try:
-            data, fds = link.receive()
-        except BlockingIOError:
-            return None
-        except BadFrame as error:
-            raise self._garbled(error) from None
-        except OSError as error:
-            raise ChannelClosed(self.name, f"the peer is gone ({error.strerror or error})") from None
+        fds: tuple[int, ...] = ()
+        data: Data | None = self.rest
+        if data is None:
+            try:
+                data, fds = link.receive()
+            except BlockingIOError:
+                return None
+            except (BadFrame, OSError) as error:
+                raise self._broken(error) from None
         plain = parse_plain(data)
         if plain is not None:
             self.received += 1
-            kind, call, codec, body = plain
+            kind, call, codec, body, self.rest = plain
             if kind is GOODBYE:
                 raise self._goodbye()
             try:
                 return _new_frame(Frame, (kind, call, DECODERS[codec](body, []), fds, None))
             except Exception as error:  # noqa: BLE001 - as in _decoded
                 return self._undecoded(kind, call, fds, error)
+        self.rest = None
         if not data:
             raise ChannelClosed(self.name, "the peer is gone")
         try:
@@ -73,6 +81,11 @@ class Inbox:
         if frame is not None and frame.kind is GOODBYE:
             raise self._goodbye()
         return frame
+
+    def _broken(self, error: BadFrame | OSError) -> ChannelClosed:
+        if isinstance(error, BadFrame):
+            return self._garbled(error)
+        return ChannelClosed(self.name, f"the peer is gone ({error.strerror or error})")
 
     def _garbled(self, error: BadFrame) -> ChannelClosed:
         return ChannelClosed(self.name, f"the peer sent what is no frame: {error}")

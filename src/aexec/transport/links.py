@@ -15,7 +15,7 @@ from asyncio import AbstractEventLoop, SelectorEventLoop
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from aexec.transport.frames import MAX_FRAME, BadFrame
+from aexec.transport.frames import MAX_FRAME, BadFrame, Data
 
 __all__ = ("Link", "PacketLink", "Parts", "Receiver", "SocketLink", "StreamLink", "seqpacket_pair", "stream_pair")
 
@@ -30,7 +30,6 @@ _NOW = int(socket.MSG_DONTWAIT)  # whatever the mode of the socket, which is tha
 _NOW_CLOEXEC = _NOW | _CLOEXEC
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
-Data = bytes | bytearray | memoryview
 Parts = Sequence[bytes | memoryview]
 """One frame, in pieces."""
 
@@ -162,14 +161,37 @@ class SocketLink:
         return data, _whole(ancillary, flags)
 
 
-class PacketLink(SocketLink):
+class _Packets:
+    """Receives datagrams.
+
+    Args:
+        sock: Their socket.
+        how: Flags of ``recvmsg``.
+    """
+
+    def __init__(self, sock: socket.socket, how: int) -> None:
+        self._recvmsg, self._how = sock.recvmsg, how
+
+    def receive(self) -> tuple[bytes, tuple[int, ...]]:
+        """As it says in :class:`Receiver`."""
+        try:
+            data, ancillary, flags, _ = self._recvmsg(MAX_FRAME, _ANCILLARY, self._how)
+        except ConnectionResetError:  # as in _receive
+            data, ancillary, flags, _ = self._recvmsg(MAX_FRAME, _ANCILLARY, _NOW_CLOEXEC)
+        if ancillary or flags & _TRUNCATED:
+            return data, _whole(ancillary, flags)
+        return data, ()
+
+
+class PacketLink(_Packets, SocketLink):
     """Over ``SOCK_SEQPACKET``."""
 
     shares_memory = True
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self._recvmsg, self._send = sock.recvmsg, sock.send  # looked up once
+        SocketLink.__init__(self, sock)
+        _Packets.__init__(self, sock, _NOW_CLOEXEC)
+        self._send = sock.send  # looked up once
 
     def send(self, parts: Parts, fds: Sequence[int]) -> bool:
         """As it says in :class:`Link`."""
@@ -195,37 +217,13 @@ class PacketLink(SocketLink):
             for fd in fds:
                 os.close(fd)
 
-    def receive(self) -> tuple[bytes, tuple[int, ...]]:
-        """As it says in :class:`Link`."""
-        return self._take(_NOW_CLOEXEC)
-
     def patient_receiver(self, seconds: float) -> Receiver:
         """What receives as this does, and sleeps so long for a frame: one system call where a poll makes it two."""
         whole = int(seconds)
         limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         os.set_blocking(self.sock.fileno(), True)  # the socket object goes on to take it for one that never blocks
-        return _PatientReceiver(self._take)
-
-    def _take(self, how: int) -> tuple[bytes, tuple[int, ...]]:
-        try:
-            data, ancillary, flags, _ = self._recvmsg(MAX_FRAME, _ANCILLARY, how)
-        except ConnectionResetError:  # as in _receive
-            return self._receive(MAX_FRAME)
-        if ancillary or flags & _TRUNCATED:
-            return data, _whole(ancillary, flags)
-        return data, ()
-
-
-class _PatientReceiver:
-    """Receives by sleeping."""
-
-    def __init__(self, take: Callable[[int], tuple[bytes, tuple[int, ...]]]) -> None:
-        self._take = take
-
-    def receive(self) -> tuple[bytes, tuple[int, ...]]:
-        """As it says in :class:`Receiver`."""
-        return self._take(_CLOEXEC)
+        return _Packets(self.sock, _CLOEXEC)
 
 
 class StreamLink(SocketLink):
@@ -240,6 +238,8 @@ class StreamLink(SocketLink):
 
     def send(self, parts: Parts, fds: Sequence[int]) -> bool:
         """As it says in :class:`Link`."""
+        if fds and self.sock.family != socket.AF_UNIX:  # the system would leave them out without a word
+            raise ValueError("descriptors cannot go to another node: this line is a TCP connection")
         whole = [memoryview(part).cast("B") for part in parts if len(part)]
         return self._send([memoryview(_LENGTH.pack(sum(map(len, whole)))), *whole], fds)
 

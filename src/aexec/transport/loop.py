@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from aexec.errors import ChannelClosed, ChannelFull
 from aexec.observe import get_logger
 from aexec.transport.codec import Encoded, encode
-from aexec.transport.frames import Frame, Kind
+from aexec.transport.frames import Frame, Kind, join
 from aexec.transport.hot import HotWindow
 from aexec.transport.inbox import Inbox
 from aexec.transport.lines import link_of
@@ -75,6 +75,7 @@ class LoopChannel:
         self._outbox = Outbox(writer, self._mappings)
         self._bound = queue
         self._queue: deque[_Waiting] = deque()
+        self._held = b""  # a frame that was sent, and may have the next one behind it
         self._blocked = self._receiving = self._returning = False
         self._closed: ChannelClosed | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,6 +144,8 @@ class LoopChannel:
     def put(self, kind: Kind, frame: bytes) -> None:
         """Send a whole frame, while the channel is free."""
         self._outbox.sent += 1
+        if self._held:
+            frame, self._held = join(self._held, frame), b""
         try:
             taken = self._link.send((frame,), ())
         except OSError as error:
@@ -152,6 +155,22 @@ class LoopChannel:
             self._hold()
         if self._hot is not None and kind is MESSAGE:
             self._hot.asked()
+
+    def hold(self, frame: bytes) -> None:
+        """Send a whole frame, while the channel is free, together with the next one.
+
+        Whoever calls this sees to it that :meth:`let_go` is called before long.
+        """
+        if self._held:
+            self.let_go()
+        self._outbox.sent += 1
+        self._held = frame
+
+    def let_go(self) -> None:
+        """Send what is held, if it has not gone along with another frame."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._put((held,), ())
 
     def post(self, kind: Kind, call: int, encoded: Encoded, placed: Placed | None, fds: Sequence[int] = ()) -> None:
         """Send a frame whose bulk is in its place, or comes there; see ``Writer.send``."""
@@ -171,6 +190,7 @@ class LoopChannel:
             TimeoutError: It was not, within ``timeout`` seconds.
             ChannelClosed: The channel is closed.
         """
+        self.let_go()
         async with asyncio.timeout(timeout):
             while self.num_queued and self._closed is None:
                 self._flushed = self._flushed or asyncio.Event()
@@ -192,6 +212,7 @@ class LoopChannel:
 
     def _end(self, error: ChannelClosed) -> None:
         self._closed = error
+        self._held = b""
         self._link.close(self._loop)
         for waiting in self._queue:
             _close_all(waiting.fds)
@@ -209,6 +230,8 @@ class LoopChannel:
     # Sending.
 
     def _put(self, parts: Parts, fds: Sequence[int], copied: Future[None] | None = None) -> None:
+        if self._held:
+            self.let_go()
         if copied is not None and not copied.done():
             copied.add_done_callback(self._copied)
         elif not self._queue and not self._blocked:
@@ -273,18 +296,22 @@ class LoopChannel:
     # Receiving.
 
     def _readable(self) -> None:
-        """Receive one frame: if there are more the loop says so again, and others had their turn."""
+        """Receive one datagram: if there are more the loop says so again, and others had their turn."""
         self._receiving = True
+        inbox = self._inbox
         try:
-            frame = self._inbox.take(self._link)
-            if frame is not None and frame.kind is not PREWAKE:
-                if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
-                    self._hot.answered()
-                try:
-                    self._on_frame(frame)
-                except Exception as fault:  # noqa: BLE001 - see there
-                    self._failed_on(frame, fault)
-            del frame  # before what it held is looked for
+            while True:
+                frame = inbox.take(self._link)
+                if frame is not None and frame.kind is not PREWAKE:
+                    if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
+                        self._hot.answered()
+                    try:
+                        self._on_frame(frame)
+                    except Exception as fault:  # noqa: BLE001 - see there
+                        self._failed_on(frame, fault)
+                del frame  # before what it held is looked for
+                if inbox.rest is None or self._closed is not None:
+                    break
         except ChannelClosed as error:
             self._end(error)
             self._on_gone(error)

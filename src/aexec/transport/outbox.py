@@ -11,7 +11,7 @@ from aexec.transport.links import Parts
 from aexec.transport.mapping import Mappings
 from aexec.transport.writer import Placed, Writer
 
-__all__ = ("Outbox", "SegmentFrame")
+__all__ = ("Outbox", "SegmentFrame", "trailer")
 
 
 class SegmentFrame(NamedTuple):
@@ -59,7 +59,7 @@ class Outbox:
             bulk=bulk,
             releases=releases,
         )
-        return [head, *_trailer(encoded)] if encoded.lengths and bulk is None else (head,)
+        return [head, *trailer(encoded)] if encoded.lengths and bulk is None else (head,)
 
     def segments(self) -> list[SegmentFrame]:
         """Frames that have to go before one whose bulk may lie in a segment that is new."""
@@ -90,7 +90,7 @@ def _segment_frame(number: int, size: int, fd: int | None) -> SegmentFrame:
     return SegmentFrame((pack(Kind.SEGMENT, number, 0, SEGMENT_SIZE.pack(size)),), fd)
 
 
-def _trailer(encoded: Encoded) -> list[bytes | memoryview]:
+def trailer(encoded: Encoded) -> list[bytes | memoryview]:
     """The bulk in pieces, for a line without shared memory."""
     table = pack_table(encoded.lengths)
     parts: list[bytes | memoryview] = [table]

@@ -17,7 +17,7 @@ from aexec.transport.codec import Encoded, encode
 from aexec.transport.frames import Bulk, Kind, pack, pack_table
 from aexec.transport.segments import Allocate, memory_file
 
-__all__ = ("DEFAULT_LIMIT", "Placed", "Sender", "Writer")
+__all__ = ("DEFAULT_LIMIT", "Holder", "Placed", "Sender", "Writer")
 
 DEFAULT_LIMIT = 1 << 30  # bytes
 OFF_LOOP = 4 << 20  # bytes; a longer copy is made on a thread, when it is for channels on a loop
@@ -71,6 +71,14 @@ class Sender(Hashable, Protocol):
 
     def post(self, kind: Kind, call: int, encoded: Encoded, placed: Placed | None, fds: Sequence[int]) -> None:
         """Send a frame whose bulk is in its place, or comes there."""
+        ...
+
+
+class Holder(Sender, Protocol):
+    """A channel, as :meth:`Writer.hold` needs it."""
+
+    def hold(self, frame: bytes) -> None:
+        """Send a whole frame, of a channel that is free, together with the next one."""
         ...
 
 
@@ -130,6 +138,26 @@ class Writer:
                     channel.put(kind, frame)
                 return
         self.send_encoded(channels, kind, call, encoded)
+
+    def hold(self, channels: Sequence[Holder], kind: Kind, call: int, value: Any) -> bool:
+        """Send one value to several channels, together with the next frame of each: see ``LoopChannel.hold``.
+
+        Returns:
+            False: nothing was done, since something has to go along with it or before it.
+
+        Raises:
+            MessageNotPortable: It cannot travel.
+        """
+        encoded = encode(value)
+        if encoded.lengths:
+            return False
+        for channel in channels:
+            if not channel.is_free:
+                return False
+        frame = pack(kind, call, encoded.codec, encoded.body)
+        for channel in channels:
+            channel.hold(frame)
+        return True
 
     def send_encoded(
         self, channels: Sequence[Sender], kind: Kind, call: int, encoded: Encoded, fds: Sequence[int] = ()

@@ -36,16 +36,22 @@ def prepare_process() -> None:
         faulthandler.enable()
 
 
-def become_worker(launch: Launch) -> bool:
-    """Take on name, environment, processors and logging; False: the parent is gone already."""
-    if launch.parent_pid and os.getppid() != launch.parent_pid:
+def become_worker(launch: Launch, *, is_ours: bool = True) -> bool:
+    """Take on name, environment, processors and logging; False: the parent is gone already.
+
+    Args:
+        launch: Who it is.
+        is_ours: The process was made by us, on the driver's node: its import path is the driver's.
+            Else it has one that fits its place, and the driver's comes behind it.
+    """
+    if is_ours and launch.parent_pid and os.getppid() != launch.parent_pid:
         return False
     _set_title(title(launch.rank))
     environ.change(environment(environ.inherited(), launch, len(os.sched_getaffinity(0))))
     if launch.cpus:
         os.sched_setaffinity(0, launch.cpus)
     if launch.sys_path:
-        sys.path[:] = launch.sys_path
+        sys.path[:] = launch.sys_path if is_ours else dict.fromkeys((*sys.path, *launch.sys_path))
         importlib.invalidate_caches()
     structlog.contextvars.bind_contextvars(rank=launch.rank)
     if launch.log_level:

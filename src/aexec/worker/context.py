@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aexec.config import ExecutorConfig
 from aexec.parallel.layout import coordinates
+from aexec.parallel.link import StageLink
 
 __all__ = ("Progress", "WorkerContext", "no_progress", "place_worker")
 
@@ -44,6 +45,10 @@ class WorkerContext:
         device: As in ``cpu`` or ``cuda:0``; ``auto`` lets the worker choose.
         config: The executor's settings.
         progress: Call it, from any thread, to say how far a long phase has come.
+        group_secret: What the group's processes prove to each other that they belong together,
+            where anybody could dial; empty where nobody else can. It is not sent along with the rest.
+        stage_link: How hidden states get from stage to stage, where that is with the steps
+            themselves; None: the worker sees to it. Use it in ``execute_model`` only.
     """
 
     rank: int
@@ -61,6 +66,8 @@ class WorkerContext:
     device: str
     config: ExecutorConfig
     progress: Progress = no_progress
+    group_secret: bytes = field(default=b"", repr=False)
+    stage_link: StageLink | None = None
 
 
 def place_worker(

@@ -42,7 +42,7 @@ class ControlThread:
         writer: This process's.
         rank: What both threads know.
         work: The work line: its end is the end, whatever the main thread is doing.
-        driver: The driver's pid.
+        driver: The driver's pid; 0: it means nothing here, and the lines' end has to do.
         wake: Wakes the main thread up if it waits for the work line.
     """
 
@@ -110,8 +110,9 @@ class ControlThread:
 
     async def _serve(self) -> None:
         with _hang_up_of(self._work) as hang_up, _end_of(self._driver) as end:
-            self._loop.add_reader(hang_up, self._gone)
-            self._loop.add_reader(end, self._gone)
+            signs = [sign for sign in (hang_up, end) if sign >= 0]
+            for sign in signs:
+                self._loop.add_reader(sign, self._gone)
             self._line.open()
             self._up.set()
             try:
@@ -119,8 +120,8 @@ class ControlThread:
                 with contextlib.suppress(TimeoutError, ChannelClosed):
                     await self._line.flushed(_TO_END)
             finally:
-                self._loop.remove_reader(hang_up)
-                self._loop.remove_reader(end)
+                for sign in signs:
+                    self._loop.remove_reader(sign)
                 self.lane.close()
                 self._line.close()
 
@@ -151,7 +152,13 @@ def _hang_up_of(sock: socket.socket) -> Generator[int]:
 
 @contextlib.contextmanager
 def _end_of(pid: int) -> Generator[int]:
-    """A descriptor that becomes readable when a process ends; this one goes with it if it has ended already."""
+    """A descriptor that becomes readable when a process ends; this one goes with it if it has ended already.
+
+    -1 for no process.
+    """
+    if not pid:
+        yield -1
+        return
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

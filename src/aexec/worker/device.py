@@ -11,7 +11,8 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
 from aexec.errors import ActorStopped, AexecError, ChannelClosed, ProtocolError, StepStateError
 from aexec.messages.control import CallMethod
@@ -19,31 +20,52 @@ from aexec.messages.process import Ended, PhaseReached
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId, StepResult
 from aexec.model.order import Forward, Sampling, StepBook
 from aexec.observe import get_logger
-from aexec.transport import BlockingChannel, Frame, Kind
+from aexec.transport import Frame, Kind
 from aexec.worker.answers import Answers
 from aexec.worker.compute import enter_inference_mode, now_runs
 from aexec.worker.context import WorkerContext
 from aexec.worker.control import ControlThread
 from aexec.worker.exits import exit_code
 from aexec.worker.host import WorkerHost
-from aexec.worker.rank import RankState
+from aexec.worker.rank import RankState, new_pulse
 
-__all__ = ("DeviceThread",)
+__all__ = ("DeviceThread", "StepRoad")
 
 
 _MESSAGE = Kind.MESSAGE  # looked up once
+
+
+class StepRoad(Protocol):
+    """Where the device thread's work comes from, and its answers go: a ``BlockingChannel``, or what acts as one."""
+
+    def receive(self) -> Frame | None:
+        """Wait for the next frame; None: somebody has called ``wake`` on the work line.
+
+        Raises:
+            ChannelClosed: The driver is gone.
+        """
+        ...
+
+    def send(self, kind: Kind, call: int, value: Any = None, /) -> None:
+        """Send a frame.
+
+        Raises:
+            ChannelClosed: The driver is gone.
+            Exception: What is wrong with the value; something else may be sent instead.
+        """
+        ...
 
 
 class DeviceThread:
     """Brings the worker class to life, runs what comes for it, and ends it.
 
     Args:
-        line: The work line.
+        line: The work line, or what stands for it.
         rank: What both threads know.
         control: The other thread.
     """
 
-    def __init__(self, line: BlockingChannel, rank: RankState, control: ControlThread) -> None:
+    def __init__(self, line: StepRoad, rank: RankState, control: ControlThread) -> None:
         self._line, self._rank, self._control = line, rank, control
         self._answers = Answers(line, rank.rank)
         self._steps: StepBook[int] = StepBook()
@@ -195,12 +217,14 @@ class DeviceThread:
         """Do it: what it gave, or what it raised."""
         value: Any = None
         error: Exception | None = None
-        self._rank.begin(phase, step)
+        rank = self._rank
+        last = rank.pulse[2] if step is None else step
+        rank.pulse = new_pulse((phase, monotonic(), last))  # as begin() does
         try:
             value = work(*args, **kwargs)
         except Exception as raised:  # noqa: BLE001 - it belongs to whoever asked
             error = raised
-        self._rank.begin("idle")  # after anything worse the phase stays: it is told
+        rank.pulse = new_pulse(("idle", monotonic(), last))  # after anything worse the phase stays: it is told
         try:
             return value, error
         finally:

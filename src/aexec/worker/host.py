@@ -135,23 +135,20 @@ class WorkerHost:
 
     def execute_model(self, step: ExecuteModel) -> Any:
         """The worker's forward pass; what it returns goes as :meth:`sample_tokens` says."""
-        output = self._step_method("execute_model")(step)
+        found = getattr(self._worker, "execute_model", None)  # as it is now, since others may replace it
+        output = found(step) if callable(found) else self.target("execute_model").call(step)
         return output if output is None or self._is_output_rank else _connector_part(output)
 
     def sample_tokens(self, step: StepId, grammar: GrammarOutput | None) -> Any:
         """The worker's sampling; of other ranks than the output rank only the KV connector's part leaves."""
-        output = self._step_method("sample_tokens")(step, grammar)
+        found = getattr(self._worker, "sample_tokens", None)
+        output = found(step, grammar) if callable(found) else self.target("sample_tokens").call(step, grammar)
         return output if output is None or self._is_output_rank else _connector_part(output)
 
     def shutdown(self) -> None:
         """The worker's last hook, if it has one."""
         if "shutdown" in self.methods:
             self._worker.shutdown()
-
-    def _step_method(self, name: str) -> Callable[..., Any]:
-        """As it is now, since others may replace it; a plain one, which was seen to when the worker was made."""
-        found = getattr(self._worker, name, None)
-        return found if callable(found) else self.target(name).call
 
 
 def _connector_part(output: Any) -> Any:

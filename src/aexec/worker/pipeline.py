@@ -35,9 +35,9 @@ class RankPipeline:
     def __init__(self, context: WorkerContext, runner: ModelRunner, model: str) -> None:
         self._context, self._runner, self._is_dummy = context, runner, is_dummy(model)
         self._layout = RankLayout.of_replica(context.config.parallel)
-        self._link: StageLink | None = None
+        self._link: StageLink | None = context.stage_link if self._layout.pipeline > 1 else None
         self._groups: Any = None  # aexec.parallel.groups.Groups, which is loaded with torch only
-        if self._is_dummy and self._layout.pipeline > 1:
+        if self._is_dummy and self._layout.pipeline > 1 and self._link is None:
             from aexec.parallel.sockets import SocketLink
 
             self._link = SocketLink(
@@ -45,6 +45,8 @@ class RankPipeline:
                 context.rank,
                 init_method=context.distributed_init_method,
                 timeout=context.config.distributed_timeout,
+                host=context.node_ip,
+                secret=context.group_secret,
             )
 
     def __repr__(self) -> str:
@@ -109,7 +111,6 @@ class RankPipeline:
 
     def _open_groups(self) -> None:
         from aexec.parallel.groups import open_groups
-        from aexec.parallel.transfer import TensorLink
 
         self._groups = open_groups(
             self._layout,
@@ -120,5 +121,7 @@ class RankPipeline:
         )
         if self._layout.tensor > 1:
             self._runner.join(self._groups.tensor)
-        if self._layout.pipeline > 1:
+        if self._layout.pipeline > 1 and self._link is None:
+            from aexec.parallel.transfer import TensorLink
+
             self._link = TensorLink(self._groups)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from aexec.worker.compute import Pulse
 from aexec.worker.host import WorkerHost
 from aexec.worker.stacks import thread_stack
 
-__all__ = ("RankState",)
+__all__ = ("RankState", "new_pulse")
 
 _tuple: Any = tuple
-_new: Callable[..., Pulse] = _tuple.__new__  # what Pulse() calls: four are made for each step
+new_pulse: Callable[[tuple[str, float, int | None]], Pulse] = partial(_tuple.__new__, Pulse)
+"""What ``Pulse()`` calls, without a call of Python's: four are made for each step."""
+
 _monotonic = time.monotonic
 
 #: Their frames lead to the work of the main thread, and are no part of it.
@@ -53,7 +56,7 @@ class RankState:
         self.has_queued: Callable[[], bool] = bool
         self.ending = False
         self.constructed = False
-        self._main = threading.main_thread().ident
+        self._main = threading.get_ident()  # who makes it uses the device
 
     def __repr__(self) -> str:
         phase, since, step = self.pulse
@@ -61,7 +64,7 @@ class RankState:
 
     def begin(self, phase: str, step: int | None = None) -> None:
         """The main thread does something else now."""
-        self.pulse = _new(Pulse, (phase, _monotonic(), self.pulse[2] if step is None else step))
+        self.pulse = new_pulse((phase, _monotonic(), self.pulse[2] if step is None else step))
 
     def step_ended(self, tell: Callable[[], None]) -> None:
         """The main thread is through with a step message; ``tell`` if that was waited for."""

@@ -19,7 +19,6 @@ from aexec.executor.multiproc.process import WorkerProcess
 from aexec.executor.multiproc.spawn import Started
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.testing.workers import ProbeError, ProbeWorker
-from aexec.transport import Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -337,8 +336,6 @@ async def test_a_worker_that_takes_no_more_messages_is_made_to_end(opening, monk
 
 async def test_a_process_that_comes_when_its_group_is_gone_leaves_nothing_behind(leak_check):
     """Its start was under way when that was cut short; the fork server takes it along."""
-    writer = Writer()
-    worker = WorkerProcess(0, writer, WorkerOutput("rank 0", forwarder("none")), print, print)
+    worker = WorkerProcess(0, WorkerOutput("rank 0", forwarder("none")), print)
     worker.close()
     worker.started(Started(os.getpid(), os.pidfd_open(os.getpid())))
-    writer.close()

@@ -57,7 +57,7 @@ async def _wait(workers: Sequence[WorkerProcess], seconds: float) -> list[Worker
 
 
 def _line(worker: WorkerProcess, grace: float | None) -> str:
-    who = f"rank {worker.rank} (pid {worker.pid}), {worker.phase or worker.work.phase},"
+    who = f"rank {worker.rank} (pid {worker.pid}), {worker.doing},"
     if worker.is_halted:
         return f"{who} was stopped by a signal and could not be asked to end"
     if grace is None:

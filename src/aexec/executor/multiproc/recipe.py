@@ -8,33 +8,27 @@ from pathlib import Path
 
 from aexec import environ
 from aexec.config import ExecutorConfig, ModelConfig
-from aexec.executor.multiproc.environment import group_environment
+from aexec.executor.lines.environment import group_environment
 from aexec.executor.multiproc.spawn import Recipe
 from aexec.model.dummy.settings import is_dummy
-from aexec.transport import affordable_spin
 
-__all__ = ("installed_devices", "recipe_of", "spin_of")
+__all__ = ("installed_devices", "recipe_of")
 
 ENTRY = "aexec.worker.process:serve"
 _OURS = "aexec.worker.model_worker:ModelWorker"
 _LIGHT = ("aexec.worker.process",)
 _HEAVY = ("torch", "aexec.model.transformer.runner")
-_SPIN = 200e-6  # seconds; less than what a round trip takes to a process that sleeps is never begun
 
 
 def recipe_of(config: ExecutorConfig, ranks: int) -> Recipe:
     """How the workers of ``config`` are made, ``ranks`` of them on this node."""
-    env = group_environment(environ.inherited(), config, ranks=ranks, cpus=len(os.sched_getaffinity(0)))
+    cpus = len(os.sched_getaffinity(0))
+    env = group_environment(environ.inherited(), config, ranks=ranks, cpus=cpus, never=environ.excluded())
     fresh = config.start_method == "spawn"
     command = (sys.executable, "-m", "aexec.worker") if fresh else ()
     if fresh:
         env["PYTHONPATH"] = os.pathsep.join(_import_path(env))
     return Recipe(entry=ENTRY, command=command, preload=() if fresh else _preload(config), env=env)
-
-
-def spin_of(config: ExecutorConfig, ranks: int) -> float:
-    """Seconds that ranks and driver poll for what is about to come: none where they take all CPUs."""
-    return affordable_spin(_SPIN, ranks + 1) if config.spin is None else config.spin
 
 
 def installed_devices(proc: Path = Path("/proc")) -> tuple[str, ...]:

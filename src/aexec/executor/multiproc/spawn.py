@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from aexec.errors import ConfigError
+from aexec.executor.lines.launch import import_path
 from aexec.executor.multiproc import forkserver
 
-__all__ = ("Exit", "ForkServerProcess", "Recipe", "ServerEvents", "Started", "import_path")
+__all__ = ("Exit", "ForkServerProcess", "Recipe", "ServerEvents", "Started")
 
 
 class Exit(NamedTuple):
@@ -243,12 +244,6 @@ class ForkServerProcess:
         self._gone.set()
         if unasked:
             self._told.server_lost()
-
-
-def import_path() -> list[str]:
-    """``sys.path``, as far as Python looks at it: objects of other kinds mean nothing there, and cannot travel."""
-    entries: list[Any] = sys.path
-    return [entry for entry in entries if isinstance(entry, str)]
 
 
 def _signal_name(number: int) -> str:

@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aexec.config import ExecutorConfig
-from aexec.executor.multiproc.environment import (
+from aexec.executor.lines.environment import (
     PER_RANK,
     device_of,
     group_environment,
     rank_environment,
     visible_devices,
 )
-from aexec.executor.multiproc.recipe import installed_devices, spin_of
 
 HERE = {"PATH": "/bin", "HOME": "/root", "HF_TOKEN": "hf_abcdefghij", "MY_FLAG": "1", "NCCL_DEBUG": "INFO"}
 
@@ -102,17 +101,3 @@ def test_each_rank_takes_the_device_of_its_number():
     devices = visible_devices({}, tuple(str(number) for number in range(12)))
     assert [device_of(rank, devices) for rank in (0, 9, 11, 12)] == ["cuda:0", "cuda:9", "cuda:11", "auto"]
     assert device_of(0, ()) == "auto"
-
-
-def test_devices_are_counted_without_cuda(tmp_path):
-    """As the kernel driver lists them; importing torch in the driver would take seconds, and memory of a device."""
-    assert installed_devices(tmp_path) == ()
-    for bus in ("0000:01:00.0", "0000:02:00.0"):
-        (tmp_path / "driver/nvidia/gpus" / bus).mkdir(parents=True)
-    assert installed_devices(tmp_path) == ("0", "1")
-
-
-def test_a_spin_that_was_set_is_taken():
-    """Else none where ranks and driver outnumber the CPUs: a rank that polls would keep the driver from running."""
-    assert spin_of(ExecutorConfig(), ranks=10_000) == 0
-    assert spin_of(ExecutorConfig(spin=0.01), ranks=10_000) == 0.01

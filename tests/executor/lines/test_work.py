@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from aexec.executor.multiproc.work import RankWork
+from aexec.executor.lines.work import RankWork
 from aexec.messages.control import CallMethod, Ping
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId
 
@@ -52,3 +52,15 @@ def test_async_methods_are_beside_other_work():
     work.ended(3)
     work.ended(1)
     assert work.phase == "idle"
+
+
+def test_plain_calls_are_counted():
+    """A step that takes another road is told how many came before it; what is beside comes at any time."""
+    work = RankWork()
+    work.sent(*call(1))
+    work.sent(*call(2), beside=True)
+    work.sent(3, Ping(), beside=True)
+    work.sent(4, ExecuteModel(StepId(1)))
+    work.sent(*call(5))
+    work.ended(1)
+    assert work.calls == 2

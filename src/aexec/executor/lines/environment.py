@@ -1,9 +1,9 @@
 """The environment of workers: what is inherited, what is set, and which device a rank takes. Pure.
 
 One rule for all backends that make processes: a variable is inherited if a pattern of
-``ExecutorConfig.env_allow`` matches its name (or one of :data:`ESSENTIAL` does) and none of
-``env_deny`` does; names of :data:`PER_RANK` are never inherited, for they say which rank *this*
-process is of some other group. ``ExecutorConfig.env`` comes on top and wins.
+``ExecutorConfig.env_allow`` or ``env_extra`` matches its name, and none of ``env_deny`` or of the
+exclusion file (``AEXEC_ENV_EXCLUDE_FILE``) does; names of :data:`PER_RANK` are never inherited, for
+they say which rank *this* process is of some other group. ``ExecutorConfig.env`` comes on top and wins.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from fnmatch import fnmatchcase
 
 from aexec.config import ExecutorConfig
 
-__all__ = ("ESSENTIAL", "PER_RANK", "device_of", "group_environment", "rank_environment", "visible_devices")
+__all__ = (
+    "ESSENTIAL",
+    "PER_RANK",
+    "device_of",
+    "group_environment",
+    "inherited",
+    "rank_environment",
+    "visible_devices",
+)
 
-#: Inherited whatever ``env_allow`` says: without them an interpreter does not come up as here.
+#: Inherited on one machine whatever ``env_allow`` says: without them an interpreter does not come up as here.
 ESSENTIAL = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "PYTHON*", "VIRTUAL_ENV", "CONDA_*",
     "LD_*", "CUDA_*", "NVIDIA_*", "AEXEC_*",
@@ -29,16 +37,41 @@ PER_RANK = (
 )  # fmt: skip
 
 
-def group_environment(here: Mapping[str, str], config: ExecutorConfig, *, ranks: int, cpus: int) -> dict[str, str]:
-    """What all workers of a node have in common.
+def inherited(
+    here: Mapping[str, str],
+    config: ExecutorConfig,
+    *,
+    default: Sequence[str],
+    always: Sequence[str] = (),
+    never: Sequence[str] = (),
+) -> dict[str, str]:
+    """The variables of ``here`` that workers get.
+
+    Args:
+        here: The driver's environment.
+        config: Its rules.
+        default: Patterns that stand for an ``env_allow`` of None.
+        always: Patterns that are allowed in any case.
+        never: Patterns that are as strong as ``env_deny``.
+    """
+    allow = (*(default if config.env_allow is None else config.env_allow), *config.env_extra, *always)
+    deny = (*PER_RANK, *config.env_deny, *never)
+    return {name: value for name, value in here.items() if _matches(name, allow) and not _matches(name, deny)}
+
+
+def group_environment(
+    here: Mapping[str, str], config: ExecutorConfig, *, ranks: int, cpus: int, never: Sequence[str] = ()
+) -> dict[str, str]:
+    """What all workers of the driver's node have in common.
 
     Args:
         here: The driver's environment.
         config: Its rules, and ``env``.
         ranks: Workers of this node.
         cpus: CPUs that they may share.
+        never: Patterns of the exclusion file.
     """
-    kept = {name: value for name, value in here.items() if _inherited(name, config.env_allow, config.env_deny)}
+    kept = inherited(here, config, default=("*",), always=ESSENTIAL, never=never)
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cpus // ranks)),  # each rank's own pool: together no more than there are CPUs
         "PYTHONUNBUFFERED": "1",  # what a worker prints comes when it prints it
@@ -75,12 +108,6 @@ def visible_devices(env: Mapping[str, str], installed: Sequence[str]) -> tuple[s
 def device_of(local_rank: int, devices: Sequence[str]) -> str:
     """``cuda:<i>`` where each rank has a device of its own, else ``auto``: the worker chooses."""
     return f"cuda:{local_rank}" if local_rank < len(devices) else "auto"
-
-
-def _inherited(name: str, allow: Iterable[str], deny: Iterable[str]) -> bool:
-    if _matches(name, PER_RANK) or _matches(name, deny):
-        return False
-    return _matches(name, allow) or _matches(name, ESSENTIAL)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from aexec.executor.multiproc.liveness import Signs, patience
+from aexec.executor.lines.liveness import Signs, patience
 
 ALL = [Signs(*each) for each in itertools.product([False, True], repeat=3)]
 

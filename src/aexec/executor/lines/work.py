@@ -17,10 +17,12 @@ class RankWork:
 
     Attributes:
         step: The last step it was sent; None before the first.
+        calls: Plain methods it was told to call, ever.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.calls = 0
         self._open: dict[int | tuple[int], str] = {}  # by call, or by step as (step,); oldest first
         self._beside: dict[int, str] = {}  # async methods
         self._steps: dict[int, int] = {}  # the step of a call
@@ -50,6 +52,7 @@ class RankWork:
             self.step_sent(call, message)
         elif isinstance(message, CallMethod):
             into = self._beside if beside else self._open
+            self.calls += not beside
             into[call] = message.method if isinstance(message.method, str) else name_of(message.method)
 
     def step_of(self, call: int) -> int | None:

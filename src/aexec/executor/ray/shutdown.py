@@ -1,0 +1,93 @@
+"""How Ray-placed workers are brought to their end: they are asked, given time, and then killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aexec.errors import CallTimeout
+from aexec.executor.ray.api import answer, kill, off_loop
+from aexec.executor.ray.rank import RayRank
+
+__all__ = ("bring_down", "end_actors")
+
+_KILL_LIMIT = 5.0  # seconds that Ray may take to hear of it
+
+
+async def bring_down(
+    workers: Sequence[RayRank], grace: float, kill_grace: float, ask: Callable[[RayRank], None]
+) -> list[str]:
+    """End all workers that have met us.
+
+    Args:
+        workers: Those, dead ones among them.
+        grace: Seconds for those that can be asked to end.
+        kill_grace: Seconds that a killed process may take to be gone.
+        ask: Asks one.
+
+    Returns:
+        A line on each worker that needed more than being asked.
+    """
+    asked = [worker for worker in workers if worker.can_be_told and not worker.is_halted]
+    for worker in asked:
+        ask(worker)
+    ending = [worker for worker in workers if worker.is_ending and worker not in asked]
+    left = await _wait([*asked, *ending], grace)
+    rest = [worker for worker in workers if not worker.gone.is_set()]
+    if not rest:
+        return []
+    lines = {worker.rank: _line(worker, grace if worker in left else None) for worker in rest}
+    for worker in rest:
+        worker.kill()
+    await end_actors([worker.actor for worker in rest], kill_grace)
+    for worker in await _wait(rest, kill_grace):
+        lines[worker.rank] += f"; {kill_grace:g} s after it was killed, it is still there"
+    return list(lines.values())
+
+
+async def end_actors(actors: Sequence[Any], patience: float) -> None:
+    """Kill actors, in whatever state they are, and wait until Ray knows them as dead.
+
+    Args:
+        actors: Their handles.
+        patience: Seconds to wait for that.
+    """
+    if not actors:
+        return
+    with contextlib.suppress(CallTimeout):
+        await off_loop("kill actors", kill, actors, timeout=_KILL_LIMIT)
+    await _all([_end_of(actor) for actor in actors], patience)
+
+
+async def _end_of(actor: Any) -> None:
+    """Whatever is asked of a dead actor is answered by Ray, with that."""
+    with contextlib.suppress(Exception):  # RayActorError; or there is no connection any more, and nothing to wait for
+        while True:
+            await answer(actor.__ray_ready__.remote())
+
+
+async def _wait(workers: Sequence[RayRank], seconds: float) -> list[RayRank]:
+    """Those that are still there when the time is up."""
+    await _all([worker.gone.wait() for worker in workers], seconds)
+    return [worker for worker in workers if not worker.gone.is_set()]
+
+
+async def _all(awaitables: Sequence[Awaitable[object]], seconds: float) -> None:
+    if awaitables:
+        waiting = [asyncio.ensure_future(one) for one in awaitables]
+        try:
+            await asyncio.wait(waiting, timeout=seconds)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+
+def _line(worker: RayRank, grace: float | None) -> str:
+    who = f"rank {worker.rank} (pid {worker.pid} on node {worker.node}), {worker.doing},"
+    if worker.is_halted:
+        return f"{who} was stopped by a signal and could not be asked to end: it was killed"
+    if grace is None:
+        return f"{who} could not be asked to end: it was killed"
+    return f"{who} did not end within {grace:g} s of being asked: it was killed"
