@@ -13,7 +13,6 @@ from aexec.executor import WorkerGroup
 from aexec.messages.control import Greet, Shutdown
 from aexec.testing.call_checks import CALL_CHECKS
 from aexec.testing.contracts import EXECUTOR_CHECKS, check_executor
-from aexec.testing.life_checks import LIFE_CHECKS
 from aexec.testing.workers import ProbeWorker
 from aexec.worker.context import place_worker
 from aexec.worker.worker import WorkerActor
@@ -80,11 +79,6 @@ def make_mp(worker_cls, **settings):
 
 def make_mp_pipeline(worker_cls, **settings):
     layout = ParallelConfig(pipeline_parallel_size=3)
-    return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
-
-
-def make_mp_afresh(worker_cls, **settings):
-    layout = ParallelConfig(pipeline_parallel_size=2)
     settings = {"start_method": "spawn"} | settings
     return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
 
@@ -103,14 +97,8 @@ async def test_mp_keeps_its_promises(check):
 
 @each_promise
 async def test_mp_in_stages_keeps_its_promises(check):
-    """And so do three stages."""
+    """And so do three stages in fresh interpreters."""
     await check(make_mp_pipeline)
-
-
-@pytest.mark.parametrize("check", LIFE_CHECKS, ids=lambda check: check.__name__)
-async def test_mp_in_fresh_interpreters_keeps_its_promises(check):
-    """How a process is made shows in its life alone: start, health, death, close."""
-    await check(make_mp_afresh)
 
 
 @pytest.fixture(scope="module", params=["channel", "compiled_graph"])

@@ -116,18 +116,16 @@ async def test_a_close_runs_the_last_hooks_and_leaves_nothing(open_on_ray, ray_c
     farewell = tmp_path / "farewell"
     before = await asyncio.to_thread(ray_cluster.belongings)
     async with open_on_ray(ranks=2, worker_kwargs={"farewell": str(farewell)}) as executor:
-        watch = ProcessWatch(info.pid for info in executor.ranks)
+        pids = [info.pid for info in executor.ranks]
         now = await asyncio.to_thread(ray_cluster.belongings)
-        assert sorted(what.split()[0] for key, what in now.items() if key not in before) == [
-            "actor",
-            "actor",
-            "placement",
-        ]
+        new = sorted(what.split(",")[0] for key, what in now.items() if key not in before)
+        assert [what for what in new if what.startswith("actor RayWorker")] == ["actor RayWorker"] * 2
+        assert len([what for what in new if what.startswith("placement")]) == 1
         began = time.monotonic()
     assert time.monotonic() - began < 3.0
     assert sorted(farewell.read_text().split()) == ["0", "1"]
     assert await asyncio.to_thread(ray_cluster.left_since, before, 2.0) == []
-    assert await all_gone(watch)
+    assert await all_gone(ProcessWatch(pids))
 
 
 async def test_a_hook_that_hangs_has_its_budget_and_then_comes_force(open_on_ray):

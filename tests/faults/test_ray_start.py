@@ -23,21 +23,27 @@ from aexec.testing.processes import ProcessWatch
 pytestmark = [pytest.mark.anyio, pytest.mark.ray]
 
 
-async def test_a_placement_that_never_fits_says_what_is_missing(open_on_ray, ray_cluster):
+@pytest.fixture
+def open_on_a_channel(ray_cluster, open_faulty):
+    """For what is over before the first step, and the same on both planes."""
+    return functools.partial(open_faulty, "ray", ray_step_plane="channel")
+
+
+async def test_a_placement_that_never_fits_says_what_is_missing(open_on_a_channel, ray_cluster):
     """G37: at its limit, with what was wanted and what each node has; the group that came to nothing is removed."""
     before = await asyncio.to_thread(ray_cluster.belongings)
     began = time.monotonic()
     with pytest.raises(AexecError, match="unobtainium") as caught:
-        await open_on_ray(ranks=2, ray_resource="unobtainium", placement_timeout=1.0)
+        await open_on_a_channel(ranks=2, ray_resource="unobtainium", placement_timeout=1.0)
     assert time.monotonic() - began < 5.0
-    assert "99" not in str(caught.value)
+    assert "node" in str(caught.value)
     assert await asyncio.to_thread(ray_cluster.left_since, before) == []
 
 
-async def test_a_wait_for_placement_can_be_cancelled(open_on_ray, ray_cluster):
+async def test_a_wait_for_placement_can_be_cancelled(open_on_a_channel, ray_cluster):
     """G37: at once, and the group that was waited for is removed."""
     before = await asyncio.to_thread(ray_cluster.belongings)
-    starting = asyncio.ensure_future(asyncio.wait_for(open_on_ray(ranks=2, ray_resource="unobtainium"), 1.0))
+    starting = asyncio.ensure_future(asyncio.wait_for(open_on_a_channel(ranks=2, ray_resource="unobtainium"), 1.0))
     with pytest.raises(TimeoutError):
         await starting
     assert await asyncio.to_thread(ray_cluster.left_since, before) == []
@@ -59,29 +65,23 @@ async def test_a_start_that_is_cancelled_leaves_nothing(open_on_ray, ray_cluster
     assert await asyncio.to_thread(ray_cluster.left_since, before) == []
 
 
-async def test_a_failed_start_raises_the_root_cause(open_on_ray):
+async def test_a_failed_start_raises_the_root_cause(open_on_a_channel):
     """G32: the one rank's own error, at once, while the others wait for it."""
     with pytest.raises(ValueError, match="bad cfg") as caught:
-        await open_on_ray(close_grace=0.5, worker_kwargs={"fail_rank": 2, "seconds": 60.0})
+        await open_on_a_channel(close_grace=0.5, worker_kwargs={"fail_rank": 2, "seconds": 60.0})
     assert isinstance(caught.value, RemoteError)
     assert (caught.value.rank, caught.value.method) == (2, "load_model")
 
 
-async def test_a_start_past_its_limit_says_where_each_rank_was(open_on_ray):
+async def test_a_start_past_its_limit_says_where_each_rank_was(open_on_a_channel):
     """G33: and cleans up."""
     slow = {"hang_in": "load_model", "seconds": 60.0}
     with pytest.raises(CallTimeout, match="the start of the workers passed its limit") as caught:
-        await open_on_ray(ranks=2, start_timeout=6.0, close_grace=0.5, worker_kwargs=slow)
+        await open_on_a_channel(ranks=2, start_timeout=8.0, close_grace=0.5, worker_kwargs=slow)
     notes = "\n".join(caught.value.__notes__)
     for rank in range(2):
         assert f"rank {rank} (pid " in notes
     assert "is at load_model" in notes
-
-
-@pytest.fixture
-def open_on_a_channel(ray_cluster, open_faulty):
-    """For what has nothing to do with steps."""
-    return functools.partial(open_faulty, "ray", ray_step_plane="channel")
 
 
 @pytest.fixture
@@ -96,14 +96,14 @@ def four_bundles(ray_cluster):
     remove_placement_group(group)
 
 
-async def test_a_given_placement_group_is_used_and_kept(open_on_ray, ray_cluster, four_bundles):
+async def test_a_given_placement_group_is_used_and_kept(open_on_a_channel, ray_cluster, four_bundles):
     """G41: the bundles that were named, by object or by name; too few are refused; the group is never removed."""
     for given in (four_bundles, "of somebody else"):
-        async with open_on_ray(ranks=2, placement_group=given, bundle_indices=[3, 1]) as executor:
+        async with open_on_a_channel(ranks=2, placement_group=given, bundle_indices=[3, 1]) as executor:
             assert len(await asyncio.to_thread(ray_cluster.placement_groups)) == 1
             assert await executor.collective_rpc(bundle_of) == [3, 1]
     with pytest.raises(ConfigError, match="bundle"):
-        await open_on_ray(ranks=5, placement_group=four_bundles)
+        await open_on_a_channel(ranks=5, placement_group=four_bundles)
     assert len(await asyncio.to_thread(ray_cluster.placement_groups)) == 1
 
 
@@ -116,20 +116,20 @@ def bundle_of(worker):
     return index
 
 
-async def test_two_groups_share_devices_by_fractions(open_on_ray):
+async def test_two_groups_share_devices_by_fractions(open_on_a_channel):
     """G41: half a processor for each of four ranks: two processors are enough."""
-    async with open_on_ray(ranks=2, ray_resource="CPU", ray_resource_per_worker=0.5) as executor:
+    async with open_on_a_channel(ranks=2, ray_resource="CPU", ray_resource_per_worker=0.5) as executor:
         assert await executor.collective_rpc("echo", (1,)) == [1, 1]
 
 
-async def test_the_environment_of_workers_follows_one_rule(open_on_ray, monkeypatch):
+async def test_the_environment_of_workers_follows_one_rule(open_on_a_channel, monkeypatch):
     """G39: variables of this moment by the list, the executor's on top, never those of another launcher."""
     monkeypatch.setenv("AEXEC_FIELD_CASE", "of the driver")
     monkeypatch.setenv("AEXEC_ANOTHER", "of the driver")
     monkeypatch.setenv("RANK", "77")
     monkeypatch.setenv("OF_SOMEBODY", "not for workers")
     env = {"MINE": "set", "AEXEC_FIELD_CASE": "of the executor", "A_TOKEN": "hush"}
-    async with open_on_ray(ranks=2, env=env) as executor:
+    async with open_on_a_channel(ranks=2, env=env) as executor:
 
         async def variable(name):
             return await executor.collective_rpc("variable", (name,))
@@ -144,10 +144,10 @@ async def test_the_environment_of_workers_follows_one_rule(open_on_ray, monkeypa
         assert "hush" not in told
 
 
-async def test_the_list_of_devices_has_one_owner(open_on_ray):
+async def test_the_list_of_devices_has_one_owner(open_on_a_channel):
     """G40: it is the cluster: whoever sets it a second time is told where it belongs, before anything starts."""
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES.*'ray start'"):
-        await open_on_ray(ranks=2, env={"CUDA_VISIBLE_DEVICES": "3,2"})
+        await open_on_a_channel(ranks=2, env={"CUDA_VISIBLE_DEVICES": "3,2"})
 
 
 async def test_a_missing_cupy_is_no_obstacle_to_shared_memory(open_on_ray, monkeypatch):
@@ -158,11 +158,11 @@ async def test_a_missing_cupy_is_no_obstacle_to_shared_memory(open_on_ray, monke
         assert (await executor.sample_tokens(StepId(1))).step == 1
 
 
-async def test_the_executor_holds_its_workers(open_on_ray):
+async def test_the_executor_holds_its_workers(open_on_a_channel):
     """G65: whoever drops what was used to make it, and keeps one method only, still has workers."""
 
     async def only_a_method():
-        executor = await open_on_ray(ranks=2)
+        executor = await open_on_a_channel(ranks=2)
         return executor.collective_rpc, executor.close
 
     call, close = await only_a_method()

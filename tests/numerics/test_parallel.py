@@ -44,8 +44,8 @@ async def alone(directory):
         return await answers(llm), llm.model_info.num_parameters
 
 
-def on_ray(plane):
-    return pytest.param(plane, marks=pytest.mark.ray)
+def on_ray(*values):
+    return pytest.param(*values, marks=pytest.mark.ray)
 
 
 PLANES = [on_ray("channel"), on_ray("compiled_graph")]
@@ -117,7 +117,7 @@ async def smollm2_alone():
 
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "plane"),
-    [(1, 2, None), (3, 1, None), (1, 2, on_ray("channel")), (1, 2, on_ray("compiled_graph"))],
+    [(1, 2, None), (3, 1, None), on_ray(1, 2, "channel"), on_ray(1, 2, "compiled_graph")],
 )
 async def test_smollm2_on_several_ranks_says_what_it_says_on_one(smollm2_alone, tensor, pipeline, plane):
     """Two stages, on this machine and on Ray; and three ranks for its three KV heads."""

@@ -12,6 +12,7 @@ from aexec.errors import MessageTooLarge, PeerLost, ProtocolError
 from aexec.parallel.handoff import NOTHING, GraphLink, Passage
 from aexec.parallel.layout import RankLayout
 from aexec.parallel.streams import arrived, computed
+from aexec.worker.roads import WAKE
 
 LAYOUT = RankLayout(tensor=1, pipeline=2)
 
@@ -135,5 +136,7 @@ def test_on_a_device_the_thread_that_goes_on_follows_the_one_that_computed(monke
 
 
 def test_nothing_is_falsy() -> None:
-    """So that whoever has an outcome need not look at what it is."""
+    """So that whoever has an outcome need not look at what it is; no empty bytes: Ray does not carry them to other nodes."""
     assert not NOTHING
+    assert not isinstance(NOTHING, bytes)
+    assert len(WAKE) > 0

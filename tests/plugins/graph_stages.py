@@ -13,6 +13,7 @@ from aexec.parallel.layout import RankLayout
 from aexec.transport.codec import encode
 from aexec.transport.flat import flatten, restore
 from aexec.transport.frames import Kind
+from aexec.worker.roads import WAKE
 
 __all__ = ("Answering", "Stage")
 
@@ -30,7 +31,7 @@ class Answering:
         self.limit = limit
 
     def take(self, message: bytes, incoming: Any = NOTHING) -> Any:
-        if not message:
+        if message == WAKE:
             return NOTHING
         frame = restore("graph", memoryview(message)[8 * self.layout.size :])
         is_last = self.layout.neighbour(self.rank, 1) is None

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from aexec.errors.root import AexecError
 
-__all__ = ("ArenaFull", "ChannelClosed", "ChannelFull", "MeetingFailed", "MessageNotDecoded", "MessageTooLarge", "TransportError")
+__all__ = (
+    "ArenaFull",
+    "ChannelClosed",
+    "ChannelFull",
+    "MeetingFailed",
+    "MessageNotDecoded",
+    "MessageTooLarge",
+    "TransportError",
+)
 
 
 class TransportError(AexecError):

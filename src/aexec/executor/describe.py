@@ -89,7 +89,7 @@ def hide(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(owner: Any, prefix: str, chosen: Mapping[str, Any]) -> Iterable[Setting]:
-    own = inspect.get_annotations(cast("type[Any]", type(owner)))  # what a class takes over from another comes after its own
+    own = inspect.get_annotations(owner.__class__)  # what a class takes over from another comes after its own
     for field in sorted(dataclasses.fields(owner), key=lambda field: field.name not in own):
         name, value = prefix + field.name, getattr(owner, field.name)
         if dataclasses.is_dataclass(value) and field.name == "parallel":

@@ -29,10 +29,10 @@ __all__ = ("BUFFER_SETTING", "NOTHING", "GraphLink", "Passage", "Travelling")
 BUFFER_SETTING = "ExecutorConfig.graph_buffer_bytes"
 SLACK = 1 << 12  # bytes that a tensor's own description may take
 
-Travelling = bytes | tuple[int, Any] | list[bytes]
+Travelling = bytes | tuple[int, Any] | list[bytes] | None
 """What goes from stage to stage: bytes, or a step and its tensor. From the last stage: bytes, or several of them."""
 
-NOTHING = b""
+NOTHING = None  # and not b"": Ray never carries a value of no bytes to another node
 
 
 class Passage:
@@ -40,22 +40,21 @@ class Passage:
 
     Args:
         incoming: What came along with it from the stage before.
+
+    Attributes:
+        is_over: What goes out has been given.
     """
 
     def __init__(self, incoming: Travelling = NOTHING) -> None:
         self.incoming: Travelling = incoming
-        self._outgoing: Travelling | None = None
+        self.is_over = False
+        self._outgoing: Travelling = NOTHING
         self._ready: Callable[[], None] | None = None
         self._given = threading.Lock()
         self._given.acquire()
 
     def __repr__(self) -> str:
         return f"<Passage: {'through' if self.is_over else 'under way'}>"
-
-    @property
-    def is_over(self) -> bool:
-        """What goes out has been given."""
-        return self._outgoing is not None
 
     def give(self, outgoing: Travelling, ready: Callable[[], None] | None = None) -> None:
         """Let this go out; what is given later is dropped.
@@ -64,8 +63,8 @@ class Passage:
             outgoing: What.
             ready: Called on the thread that waits, before it has it; see ``parallel.streams``.
         """
-        if self._outgoing is None:
-            self._ready, self._outgoing = ready, outgoing
+        if not self.is_over:
+            self.is_over, self._ready, self._outgoing = True, ready, outgoing
             self._given.release()
 
     def wait(self) -> Travelling:
@@ -73,7 +72,6 @@ class Passage:
         self._given.acquire()
         if self._ready is not None:
             self._ready()
-        assert self._outgoing is not None
         return self._outgoing
 
 

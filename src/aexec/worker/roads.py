@@ -28,8 +28,8 @@ _COUNT = struct.Struct("<Q")
 _LIMIT = 1 << 20  # bytes, until the driver says how large the graph's buffers are
 _LONG = 3600.0  # seconds; a line that waits without any limit dozes, and would not hear that a step has come
 
-#: A message that only wakes a graph up: no rank does anything.
-WAKE = b""
+#: A message that only wakes a graph up: no rank does anything. It is not empty: see ``NOTHING``.
+WAKE = b"\0"
 
 
 class RoadStatistics(NamedTuple):
@@ -166,7 +166,7 @@ class Roads:
         Returns:
             What the graph carries on: to the stage after, or back to the driver.
         """
-        if not message:
+        if message == WAKE:
             return NOTHING
         step = self._step(message, incoming)
         self._by_graph.append(step)

@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from aexec.errors import CallTimeout
+from aexec.executor.ray import api
 from aexec.executor.ray.api import off_loop
+from aexec.executor.ray.shutdown import end_actors
 
 pytestmark = pytest.mark.anyio
 
@@ -53,3 +55,18 @@ async def test_a_cancelled_call_is_undone():
     assert not undone.is_set()
     go.set()
     assert await asyncio.to_thread(undone.wait, 5.0)
+
+
+class NoActor:
+    """Whatever is asked of its handle connects the process."""
+
+    def __getattr__(self, name):
+        raise AssertionError(name)
+
+
+async def test_a_process_that_somebody_has_disconnected_is_not_connected_again(monkeypatch):
+    """Ray would start a cluster of its own to be told that an actor, which is gone with the last one, is to end."""
+    monkeypatch.setattr(api, "is_connected", bool)
+    monkeypatch.setattr("aexec.executor.ray.shutdown.is_connected", bool)
+    monkeypatch.setattr(api, "ray", NoActor)
+    await asyncio.wait_for(end_actors([NoActor()], 5.0), 5.0)

@@ -142,6 +142,7 @@ OWN = """
         await second.leave()
         got["ended"] = not ray.is_initialized()
         got["left"] = [path.name for path in sessions.iterdir()]
+        got["auth"] = os.environ.get("RAY_AUTH_MODE")
         got["threads"] = [thread.name for thread in threading.enumerate() if thread.name == "aexec-ray-connection"]
 
     asyncio.run(main())
@@ -163,6 +164,7 @@ def test_a_cluster_of_our_own_is_shared_and_ends_with_its_last_user(
         "alarm": 0.0,
         "ended": True,
         "left": [],
+        "auth": "disabled",
         "threads": [],
     }
 

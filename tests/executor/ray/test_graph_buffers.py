@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from aexec.errors import ConfigError
-from aexec.executor.ray.graph.buffers import DEFAULT_BYTES, LEAST_BYTES, STORE_SHARE, plan_buffers
+from aexec.executor.ray.graph.buffers import (
+    DEFAULT_BYTES,
+    LEAST_BYTES,
+    STORE_SHARE,
+    Buffers,
+    most_in_flight,
+    plan_buffers,
+)
 from aexec.parallel.layout import RankLayout
 
 
@@ -40,3 +47,9 @@ def test_more_than_the_object_store_has_is_refused_with_both_figures():
         ConfigError, match=r"graph_buffer_bytes is 8,388,608: .* 240 MiB, and .* has 200 MiB; make them"
     ):
         plan_buffers(RankLayout(2, 2), 8 << 20, 200 << 20)
+
+
+def test_over_nodes_no_message_waits_for_a_reader():
+    """It would be the node's raylet that waits, for ever if the reader has died: so one at a time."""
+    assert most_in_flight(Buffers(6, 1 << 20), one_node=True) == 6
+    assert most_in_flight(Buffers(6, 1 << 20), one_node=False) == 1

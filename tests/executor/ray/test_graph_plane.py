@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-from contextlib import asynccontextmanager
+import threading
 
 import graph_stages
 import pytest
 
 from aexec.config import ExecutorConfig, ParallelConfig
-from aexec.errors import CallTimeout, MessageTooLarge
+from aexec.errors import CallTimeout, MessageTooLarge, ProtocolError
 from aexec.executor.ray.api import off_loop, ray
 from aexec.executor.ray.graph import GraphPlane
+from aexec.executor.ray.graph.build import BuiltGraph
 from aexec.messages.step import ExecuteModel, SampleTokens, StepResult
 from aexec.parallel.layout import RankLayout
 
@@ -88,7 +90,7 @@ def make_actors(number):
     return [make.remote() for _ in range(number)]
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def opened(tensor=2, pipeline=1, **settings):
     layout = RankLayout(tensor, pipeline)
     actors = make_actors(layout.size)
@@ -211,6 +213,60 @@ async def test_a_graph_that_cannot_be_built_fails_to_open():
     await driver.plane.close()
 
 
+async def test_a_graph_of_dead_actors_fails_to_open_with_what_ray_says():
+    """Whether they die before or while it is compiled; and no actor of Ray's own is left of the attempt."""
+    driver = Driver(RankLayout(1, 1), make_actors(1), [])
+    await driver.kill()
+    with pytest.raises(ProtocolError, match="could not build the graph of the steps: Actor"):
+        await driver.plane.open()
+    await driver.plane.close()
+    async with opened(1, graph_idle_release=0.01) as driver:
+        await driver.until("released")
+        await driver.kill()
+        driver.send()
+        await asyncio.wait_for(driver.broken.wait(), SOON)
+
+
+async def test_a_graph_that_ray_cannot_take_down_is_broken(monkeypatch):
+    """Whatever it raises: steps that come later would wait for ever."""
+    take_down = BuiltGraph.take_down
+
+    def fail(graph):
+        take_down(graph)
+        raise RuntimeError("no more threads")
+
+    async with opened(1, graph_idle_release=0.01) as driver:
+        monkeypatch.setattr(BuiltGraph, "take_down", fail)
+        await asyncio.wait_for(driver.broken.wait(), SOON)
+        assert driver.plane.statistics()["state"] == "broken"
+        monkeypatch.undo()
+
+
+async def test_a_graph_that_hangs_while_it_is_built_holds_up_no_other():
+    """Executors of one process have nothing to do with each other: an actor of one is stopped."""
+    async with opened(1, graph_idle_release=0.01) as held, opened(1, graph_idle_release=0.01) as driver:
+        await held.until("released")
+        await driver.until("released")
+        os.kill(held.pids[0], signal.SIGSTOP)
+        waits = held.send()
+        await held.until("being built")
+        for _ in range(3):
+            await driver.check()
+            await driver.until("released")
+        assert not waits.done()
+        os.kill(held.pids[0], signal.SIGCONT)
+        await asyncio.wait_for(waits, SOON)
+
+
+async def test_graphs_that_are_built_at_the_same_time_are_right():
+    """Several executors of one process come back to life at once."""
+    async with contextlib.AsyncExitStack() as stack:
+        drivers = [await stack.enter_async_context(opened(1, graph_idle_release=0.01)) for _ in range(4)]
+        for _ in range(3):
+            await asyncio.gather(*(driver.until("released") for driver in drivers))
+            await asyncio.gather(*(driver.check() for driver in drivers))
+
+
 async def test_a_fault_in_the_graphs_own_part_breaks_it_off():
     """The call that it belongs to would never end."""
     async with opened(1) as driver:
@@ -225,3 +281,13 @@ async def test_a_plane_that_is_not_idle_does_not_rest():
         driver.send("hang")
         await driver.plane.rest()
         assert driver.plane.statistics()["state"] == "built"
+
+
+async def test_a_plane_that_is_abandoned_leaves_no_thread():
+    """Its close was cut short: what reads the graph would poll it for ever."""
+    async with opened(1) as driver:
+        driver.send("hang")
+        driver.plane.abandon()
+        async with asyncio.timeout(SOON):
+            while any(thread.name == "aexec-graph-read" for thread in threading.enumerate()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)

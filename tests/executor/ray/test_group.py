@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 import time
 
 import pytest
 
 from aexec import ExecutorConfig, ParallelConfig, open_executor
-from aexec.errors import MeetingFailed, WorkerDied
+from aexec.errors import MeetingFailed, ProtocolError, WorkerDied
 from aexec.executor.ray import group as module
 from aexec.testing.workers import ProbeWorker
 from aexec.transport.meeting import MeetingPlace
@@ -103,3 +104,27 @@ async def test_a_worker_that_cannot_reach_the_driver_fails_the_start(ray_cluster
     monkeypatch.setattr(module.Meeting, "place", lambda self, here: place)
     with pytest.raises(MeetingFailed, match="aexec-nobody-is-here"):
         await on_ray(start_timeout=60.0)
+
+
+async def test_lines_that_cannot_be_had_fail_the_start(ray_cluster, monkeypatch):
+    """Whatever is raised, at once: the hello would be waited for until the start's limit."""
+
+    def refuse(worker, work):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(module.RayRank, "meet", refuse)
+    with pytest.raises(ProtocolError, match=r"got no lines: OSError.*Too many open files"):
+        await on_ray(start_timeout=60.0)
+
+
+async def test_a_death_while_the_graph_is_built_is_told_as_a_death(ray_cluster, monkeypatch):
+    """Not as what Ray says of a graph that lacks an actor."""
+    make = module.RayGroup._make_plane
+
+    async def make_and_kill(group, *args):
+        os.kill(group._workers[1].pid, signal.SIGKILL)
+        return await make(group, *args)
+
+    monkeypatch.setattr(module.RayGroup, "_make_plane", make_and_kill)
+    with pytest.raises(WorkerDied, match=r"rank 1 .* ended by SIGKILL"):
+        await on_ray(ray_step_plane="compiled_graph", start_timeout=60.0)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(200)
 
 PROGRAM = Path(__file__).with_name("two_nodes.py")
 PLANES = ("compiled_graph", "channel")
+NODES = ("near", "far")
 APART = os.environ.get("AEXEC_TEST_NAMESPACES") == "1"
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
@@ -94,36 +95,31 @@ def driver(model, tmp_path_factory):
         assert process.wait(30) == 0, log.read_text()
 
 
-@pytest.fixture(scope="module")
-def alone(driver):
-    """What one rank says."""
-    return driver.ask("alone")
-
-
-@pytest.fixture(scope="module", params=PLANES)
+@pytest.fixture(scope="module", params=[("compiled_graph", 1, 2), ("channel", 2, 1)], ids=PLANES)
 def together(request, driver):
-    """Two stages of two ranks, whose placement group has the other node's bundles first."""
-    return driver.ask("together", request.param, 2, 2)
+    """Two ranks: stages, whose hidden states the graph carries, or halves of each layer, whose sums torch adds up.
+
+    Their placement group has the other node's bundle first.
+    """
+    return driver.ask("together", *request.param)
 
 
 def test_rank_0_is_on_the_drivers_node_wherever_bundles_were_made(driver, together):
-    """G43: the other node's bundles come first, and are the last ranks; each node counts its own ranks from 0."""
-    near, far = driver.addresses["near"], driver.addresses["far"]
-    assert [place["ip"] for place in together["places"]] == [near, near, far, far]
-    assert together["bundles"] == [2, 3, 0, 1]
-    assert [place["rank"] for place in together["places"]] == [0, 1, 2, 3]
-    assert [place["local_rank"] for place in together["places"]] == [0, 1, 0, 1]
+    """G43: the other node's bundle comes first, and is the last rank."""
+    assert [place["ip"] for place in together["places"]] == [driver.addresses["near"], driver.addresses["far"]]
+    assert together["bundles"] == [1, 0]
+    assert [(place["rank"], place["local_rank"]) for place in together["places"]] == [(0, 0), (1, 0)]
     assert len({place["node"] for place in together["places"]}) == 2
 
 
-def test_ranks_on_two_nodes_say_what_one_alone_says(alone, together):
-    """Token for token, on both planes: hidden states and sums went from node to node."""
-    assert together["answers"] == alone
+def test_ranks_on_two_nodes_say_what_one_alone_says(driver, together):
+    """Token for token, on both planes, with a model of torch whose ranks need each other in each step."""
+    assert together["answers"] == driver.ask("alone")
 
 
 def test_lines_to_another_node_are_tcp(together):
     """Told by Ray's id of the node: here a Unix socket would reach it just as well."""
-    assert together["lines"] == [["unix"] * 2] * 2 + [["tcp"] * 2] * 2
+    assert together["lines"] == [["unix"] * 2, ["tcp"] * 2]
 
 
 def test_ranks_meet_at_rank_0s_node(driver, together):
@@ -141,20 +137,26 @@ def test_the_environment_is_copied_to_both_nodes(together):
     assert found == {("from the driver", None)}
 
 
-def test_a_tensor_parallel_group_may_span_nodes(driver, alone):
-    """Sums go over the network."""
-    found = driver.ask("together", "channel", 2, 1)
-    assert [place["ip"] for place in found["places"]] == [driver.addresses["near"], driver.addresses["far"]]
-    assert found["answers"] == alone
+def test_stages_of_several_ranks_have_a_node_each(driver):
+    """TP 2 x PP 2: each node counts its own ranks from 0, and the stages meet over TCP."""
+    found, near, far = (driver.ask("together", "channel", 2, 2, None, "dummy"), *map(driver.addresses.get, NODES))
+    assert [(place["ip"], place["local_rank"]) for place in found["places"]] == [
+        (near, 0),
+        (near, 1),
+        (far, 0),
+        (far, 1),
+    ]
+    assert found["bundles"] == [2, 3, 0, 1]
+    assert found["answers"] == driver.ask("alone", "dummy")
+    assert min(found["handed_on"][:2]) > 0
 
 
 def test_bundles_that_were_asked_for_are_taken_in_their_order(driver):
-    """Even if rank 0 is on another node than the driver then; the dummy's stages meet there, over TCP."""
+    """Even if rank 0 is on another node than the driver then."""
     found = driver.ask("together", "channel", 1, 2, [0, 1], "dummy")
     assert [place["ip"] for place in found["places"]] == [driver.addresses["far"], driver.addresses["near"]]
     assert found["lines"] == [["tcp"] * 2, ["unix"] * 2]
     assert found["answers"] == driver.ask("alone", "dummy")
-    assert found["handed_on"][0] > 0
 
 
 def test_two_nodes_with_one_address_are_refused(driver):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import gc
@@ -35,6 +36,7 @@ from aexec.messages.step import StepId
 NEAR, FAR = "127.0.0.2", "127.0.0.3"
 OBJECT_STORE = 100 << 20  # bytes
 PATIENCE = 30.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 PROMPTS = [[(7 * place + 31 * number) % 512 for place in range(3 + 5 * number)] for number in range(3)]
 FAULTY = "aexec.testing.faulty:FaultyWorker"
@@ -112,6 +114,17 @@ def placed(ranks):
         ray.util.remove_placement_group(group)
 
 
+@contextlib.contextmanager
+def driver_has(**variables):
+    """In the environment of this process, and not of a node that it starts later."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
 def the_group():
     """The worker group of the executor that is open."""
     gc.collect()  # those before
@@ -155,14 +168,14 @@ async def alone(model, name=""):
 
 async def together(model, plane, tensor, pipeline, indices=None, name=""):
     """What ranks on both nodes say, and where they are."""
-    with placed(tensor * pipeline) as group:
+    with placed(tensor * pipeline) as group, driver_has(NCCL_TEST_OF_OURS="from the driver", NOT_TO_BE_COPIED="secret"):
         config = ExecutorConfig(
             backend="ray",
             parallel=ParallelConfig(tensor, pipeline),
             placement_group=group,
             bundle_indices=indices,
             ray_step_plane=plane,
-            start_timeout=120.0,
+            start_timeout=60.0,
         )
         async with AsyncLLM(name or model, executor=config, num_blocks=64) as llm:
             said = await answers(llm)
@@ -254,8 +267,8 @@ async def restarted(events):
 
 def say(answer):
     """A line of output."""
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    ANSWERS.write(json.dumps(answer) + "\n")
+    ANSWERS.flush()
 
 
 def serve(model):
@@ -277,13 +290,15 @@ def main(model):
     ray.init(address=CLUSTER.address, log_to_driver=False, configure_logging=False, **WHERE)
     CLUSTER.start_far()
     wait_for_both()
-    os.environ.update(NCCL_TEST_OF_OURS="from the driver", NOT_TO_BE_COPIED="secret")
     say({"value": {name: node["NodeManagerAddress"] for name, node in nodes().items()}})
     serve(model)
     ray.shutdown()
 
 
 if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # what it has started goes with it
+    ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints
     MODEL, ADDRESS, *COMMAND = sys.argv[1:]
     WHERE = {"_node_ip_address": NEAR} if ADDRESS == "loopback" else {}
     CLUSTER = Loopback() if ADDRESS == "loopback" else Apart(ADDRESS, *COMMAND)

@@ -77,7 +77,13 @@ def task_error() -> type[Exception]:
 
 
 def kill(actors: Sequence[Any]) -> None:
-    """End actors, in whatever state they are; those that have ended are no matter."""
+    """End actors, in whatever state they are; those that have ended are no matter.
+
+    Where somebody has disconnected this process they have ended with that; Ray would connect it
+    anew, to a cluster that it starts for the purpose.
+    """
+    if not is_connected():
+        return
     module = ray()
     for actor in actors:
         with contextlib.suppress(*system_errors(), ValueError):

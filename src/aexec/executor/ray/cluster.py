@@ -32,6 +32,7 @@ from aexec.executor.ray.signals import kept_signals
 __all__ = ("LOCAL", "Cluster", "init_options", "join", "where")
 
 LOCAL = "local"
+_AUTH_MODE = "RAY_AUTH_MODE"
 _LEAVE_LIMIT = 12.0  # seconds for ``ray.shutdown``, which takes one or two
 _PROBE_LIMIT = 5.0  # seconds for somebody to answer at an address
 _QUERY_LIMIT = 10.0  # seconds for a question to Ray's control store
@@ -182,6 +183,7 @@ class _Owner(threading.Thread):
         self.address: str = options["address"]
         self.error: BaseException | None = None
         self._options, self._job, self._session = options, "", ""
+        self._auth_mode = environ.inherited().get(_AUTH_MODE)
         self._is_up, self._is_over = threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -199,8 +201,9 @@ class _Owner(threading.Thread):
         if self.error is not None or self.is_current():
             with contextlib.suppress(Exception):  # half a start
                 api.ray().shutdown()
-        if self.address == LOCAL and self._session:
-            _remove_session(Path(self._session))
+        if self.address == LOCAL:
+            environ.change({_AUTH_MODE: self._auth_mode})  # a start of Ray's own sets it, for whatever comes after
+            _remove_session(self._session)
 
     def is_current(self) -> bool:
         """Whether this process's connection is still the one that was made here."""
@@ -226,19 +229,16 @@ def _connect(config: ExecutorConfig) -> _Owner:
     _probe(address)
     options = init_options(config, address, environment, len(os.sched_getaffinity(0)))
     owner = _Owner(options)
-    exceptions = api.ray().exceptions
     try:
         owner.up()
-    except getattr(exceptions, "AuthenticationError", ()) as error:
-        raise ConfigError(
-            f"the Ray cluster at {address!r} asks for a token that this process does not show: set RAY_AUTH_MODE=token "
-            f"(and RAY_AUTH_TOKEN_PATH, if the token is not in ~/.ray) for this program and for each 'ray start' alike. "
-            f"Ray said: {_first_line(error)}"
-        ) from error
-    except (ConnectionError, RuntimeError) as error:
-        if address == LOCAL:
+    except Exception as error:
+        if address == LOCAL or not isinstance(error, (ConnectionError, RuntimeError, *api.system_errors())):
             raise
-        raise ConfigError(f"no Ray cluster was joined at {address!r}: {_first_line(error)}") from error
+        raise ConfigError(
+            f"no Ray cluster was joined at {address!r} ({_first_line(error)}). Is it one? If it asks for a token, set "
+            f"RAY_AUTH_MODE=token (here it is {environment.get(_AUTH_MODE) or 'not set'}), and RAY_AUTH_TOKEN_PATH if "
+            "the token is not in ~/.ray, for this program and for each 'ray start' alike"
+        ) from error
     return owner
 
 
@@ -308,8 +308,11 @@ def _resolved(host: str) -> set[str]:
         return set()
 
 
-def _remove_session(folder: Path) -> None:
+def _remove_session(path: str) -> None:
     """What Ray wrote while the cluster ran: its logs, which nobody asked for, and sockets that lead nowhere."""
+    if not path:
+        return
+    folder = Path(path)
     shutil.rmtree(folder, ignore_errors=True)
     latest = folder.parent / "session_latest"
     if latest.is_symlink() and not latest.exists():

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from aexec import environ
 from aexec.config import ExecutorConfig
-from aexec.errors import AexecError, MissingExtra
+from aexec.errors import AexecError, MissingExtra, ProtocolError
 from aexec.executor.group import GroupPlan
 from aexec.executor.lines import LineGroup, launch_of, spin_of
 from aexec.executor.ray.actors import LIFE, actor_names, gather, make_actors
@@ -61,6 +62,7 @@ class RayGroup(LineGroup[RayRank]):
         self._plane: StepPlane | None = None
         self._making: asyncio.Future[None] | None = None
         self._meetings: list[asyncio.Task[None]] = []
+        self._sockets: list[socket.socket] = []  # of the lines, whoever has them by now
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, {self._plane!r}>"
@@ -200,8 +202,7 @@ class RayGroup(LineGroup[RayRank]):
         return method
 
     def _open_meeting(self, cluster: Cluster) -> Meeting:
-        everyone_is_here = all(worker.is_here for worker in self._workers)
-        host = None if everyone_is_here else cluster.node_ip
+        host = None if self._is_on_one_node else cluster.node_ip
         meeting = self._meeting = Meeting(new_secret(), host=host, expect=self._ranks)
         meeting.open()
         return meeting
@@ -217,6 +218,7 @@ class RayGroup(LineGroup[RayRank]):
     async def _meet(self, worker: RayRank, meeting: Meeting, ranking: Ranking, init_method: str) -> None:
         try:
             work, control = await meeting.lines(worker.rank)
+            self._sockets += (work, control)
             worker.meet(work)
             self._connect(worker, work, control)
             launch = launch_of(
@@ -226,8 +228,9 @@ class RayGroup(LineGroup[RayRank]):
                 driver_pid=0,  # it knows by its line who that is, if it is on this node
             )
             self._launch(worker, launch)
-        except AexecError as error:
-            self._greeting.failed(worker.rank, error)
+        except Exception as error:  # noqa: BLE001 - nobody awaits this: whoever waits for the hello is told
+            refused = error if isinstance(error, AexecError) else ProtocolError(f"{worker!r} got no lines: {error!r}")
+            self._greeting.failed(worker.rank, refused)
 
     def _place(self, rank: int, ranking: Ranking, init_method: str) -> WorkerContext:
         facts, device = ranking.facts[rank], ranking.device_index(rank)
@@ -250,6 +253,11 @@ class RayGroup(LineGroup[RayRank]):
         config = self.plan.config
         return RankLayout.of_replica(config.parallel) if config.ray_step_plane == "compiled_graph" else None
 
+    @property
+    def _is_on_one_node(self) -> bool:
+        """That of the driver."""
+        return all(worker.is_here for worker in self._workers)
+
     async def _make_plane(self, cluster: Cluster, placement: Placement) -> StepPlane:
         config = self.plan.config
         have = [worker.facts.ray for worker in self._workers if worker.facts.ray is not None]
@@ -257,13 +265,18 @@ class RayGroup(LineGroup[RayRank]):
         get_logger("aexec.executor").debug("hidden states travel", by=transport.name, reason=transport.reason)
         if transport.hint:
             get_logger("aexec.executor").info("hidden states could travel faster", hint=transport.hint)
+        if not self._is_on_one_node and config.parallel.pipeline_parallel_size > 1:
+            get_logger("aexec.executor").info(
+                "over several nodes a graph takes one execution at a time, so stages do not overlap",
+                hint="ray_step_plane='channel' lets them",
+            )
         used = {cluster.node_id, *(worker.facts.place.node_id for worker in self._workers)}
         stores = [node.total.get("object_store_memory") for node in await cluster.nodes() if node.node_id in used]
         return GraphPlane(
             config,
             [worker.actor for worker in self._workers],
             transport=transport.name,
-            one_node=all(worker.is_here for worker in self._workers),
+            one_node=self._is_on_one_node,
             store=min((int(each) for each in stores if each), default=None),
             on_reply=self._step_answered,
             on_failure=lambda call, rank, error: self._failed(rank, call, error),
@@ -282,7 +295,8 @@ class RayGroup(LineGroup[RayRank]):
         if self._stopping:
             return
         get_logger("aexec.executor").error("the graph broke off, and its rank is ended", rank=rank, error=repr(error))
-        self._workers[rank].kill()
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        self._workers[rank].kill(f"it was ended, for its graph broke off: {reason}")
 
     def _send_step(self, call: int, message: ExecuteModel | SampleTokens, workers: Sequence[RayRank]) -> None:
         if self._plane is None:
@@ -314,4 +328,9 @@ class RayGroup(LineGroup[RayRank]):
     def _let_go(self) -> asyncio.Future[None]:
         if self._meeting is not None:
             self._meeting.close()
-        return super()._let_go()
+        if self._plane is not None:
+            self._plane.abandon()  # nothing is left of it, unless its close was cut short
+        letting_go = super()._let_go()
+        for sock in self._sockets:  # of a rank that got no further, too
+            sock.close()
+        return letting_go

@@ -270,7 +270,8 @@ def _make(bundles: Sequence[Mapping[str, float]], strategy: str) -> Any:
 
 
 def _remove(group: Any) -> None:
-    api.ray().util.remove_placement_group(group)
+    if api.is_connected():  # else it has ended with the connection
+        api.ray().util.remove_placement_group(group)
 
 
 def _state(group: Any) -> Mapping[str, Any]:

@@ -52,6 +52,10 @@ class StepPlane(Protocol):
         """Let go of everything, within a limit of its own; called once no actor lives, and maybe twice."""
         ...
 
+    def abandon(self) -> None:
+        """Let go without waiting for anything, as after a close that was cut short; never blocks."""
+        ...
+
     def statistics(self) -> Mapping[str, Any]:
         """Figures, for ``describe()`` and people."""
         ...

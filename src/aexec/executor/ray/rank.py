@@ -64,6 +64,11 @@ class RayRank(RankLines):
         """True for a process of this machine that ``SIGSTOP`` or a debugger holds."""
         return self._pidfd >= 0 and process_state(self.pid) == "stopped"
 
+    @property
+    def is_watched(self) -> bool:
+        """It is in its long call, or was: so its end is seen, and :attr:`gone` set with it."""
+        return self._serving is not None
+
     def serve(self, ref: Any) -> None:
         """It is in its long call now.
 
@@ -80,8 +85,13 @@ class RayRank(RankLines):
             if self._pidfd >= 0:
                 self._loop.add_reader(self._pidfd, self._process_ended)
 
-    def kill(self) -> None:
-        """End the process at once; one that the kernel here cannot reach, by way of Ray. Never blocks."""
+    def kill(self, because: str = "") -> None:
+        """End the process at once; one that the kernel here cannot reach, by way of Ray. Never blocks.
+
+        Args:
+            because: What its death is to be told with.
+        """
+        self._ending = self._ending.known_as(Ending(cause=because))
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

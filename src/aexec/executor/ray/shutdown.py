@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aexec.errors import CallTimeout
-from aexec.executor.ray.api import answer, kill, off_loop
+from aexec.executor.ray.api import answer, is_connected, kill, off_loop
 from aexec.executor.ray.rank import RayRank
 
 __all__ = ("bring_down", "end_actors")
@@ -19,7 +19,7 @@ _KILL_LIMIT = 5.0  # seconds that Ray may take to hear of it
 async def bring_down(
     workers: Sequence[RayRank], grace: float, kill_grace: float, ask: Callable[[RayRank], None]
 ) -> list[str]:
-    """End all workers that have met us.
+    """End all workers; one that was not told yet to be one is left to :func:`end_actors`.
 
     Args:
         workers: Those, dead ones among them.
@@ -35,7 +35,7 @@ async def bring_down(
         ask(worker)
     ending = [worker for worker in workers if worker.is_ending and worker not in asked]
     left = await _wait([*asked, *ending], grace)
-    rest = [worker for worker in workers if not worker.gone.is_set()]
+    rest = [worker for worker in workers if worker.is_watched and not worker.gone.is_set()]
     if not rest:
         return []
     lines = {worker.rank: _line(worker, grace if worker in left else None) for worker in rest}
@@ -63,8 +63,8 @@ async def end_actors(actors: Sequence[Any], patience: float) -> None:
 
 async def _end_of(actor: Any) -> None:
     """Whatever is asked of a dead actor is answered by Ray, with that."""
-    with contextlib.suppress(Exception):  # RayActorError; or there is no connection any more, and nothing to wait for
-        while True:
+    with contextlib.suppress(Exception):  # RayActorError
+        while is_connected():  # else there is nothing to wait for, and Ray would connect anew to be asked
             await answer(actor.__ray_ready__.remote())
 
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from aexec.errors import ConfigError
 from aexec.parallel.layout import RankLayout
 
-__all__ = ("DEFAULT_BYTES", "Buffers", "plan_buffers")
+__all__ = ("DEFAULT_BYTES", "Buffers", "most_in_flight", "plan_buffers")
 
 DEFAULT_BYTES = 16 << 20
 LEAST_BYTES = 1 << 18
 STORE_SHARE = 0.4  # of an object store, at most
 _MOST = 16
+_OVER_NODES = 1  # executions in flight
 
 
 class Buffers(NamedTuple):
@@ -57,3 +58,23 @@ def plan_buffers(layout: RankLayout, asked: int | None, store: int | None) -> Bu
             "them smaller, or start Ray with a larger object_store_memory"
         )
     return Buffers(count, asked)
+
+
+def most_in_flight(buffers: Buffers, *, one_node: bool) -> int:
+    """Executions that may be in flight.
+
+    As many as there are buffers, on one node. Between nodes a channel has one buffer, and what
+    comes there is written by the *main thread* of the node's raylet, which waits until the reader
+    has taken the message before. It waits for ever if the reader has died, and the node is lost to
+    all who use it; or if the reader needs something else first that this thread has to take in. A
+    channel that is closed meanwhile ends the raylet. With one execution in flight no message ever
+    comes to a buffer that is full; the price is that stages do not overlap.
+
+    Source: Ray 2.60, ``src/ray/core_worker/experimental_mutable_object_provider.cc``,
+    ``HandlePushMutableObject``: ``WriteAcquire`` in a ``RAY_CHECK``.
+
+    Args:
+        buffers: Of the graph.
+        one_node: All ranks are on the driver's.
+    """
+    return buffers.number if one_node else min(buffers.number, _OVER_NODES)

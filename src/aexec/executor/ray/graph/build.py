@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import threading
+import traceback
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -17,10 +18,48 @@ from aexec.executor.ray.api import actor_errors, ray
 from aexec.executor.ray.graph.buffers import Buffers
 from aexec.parallel.layout import RankLayout
 
-__all__ = ("BuiltGraph", "build_graph")
+__all__ = ("BufferSize", "BuiltGraph", "build_graph")
 
 _LOGGER = "ray.dag.compiled_dag_node"
-_building = threading.Lock()  # what is set for one compilation holds for all of the process
+
+
+class BufferSize:
+    """How large Ray makes the buffers of a driver: one setting for all that its process compiles.
+
+    Compilations that take place at the same time get the largest of what they want. None waits
+    for another, which may hang because an actor of its own does.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: list[int] = []
+        self._before = 0
+
+    def __repr__(self) -> str:
+        return f"<BufferSize: wanted {self._wanted}>"
+
+    @contextlib.contextmanager
+    def at_least(self, context: Any, size: int) -> Generator[None]:
+        """While a compilation lasts.
+
+        Args:
+            context: Ray's ``DAGContext``; it counts, whatever the compilation is given as an argument.
+            size: What it wants, bytes.
+        """
+        with self._lock:
+            if not self._wanted:
+                self._before = context.buffer_size_bytes
+            self._wanted.append(size)
+            context.buffer_size_bytes = max(self._wanted)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted.remove(size)
+                context.buffer_size_bytes = max(self._wanted, default=self._before)
+
+
+_BUFFER_SIZE = BufferSize()
 
 
 class BuiltGraph:
@@ -53,9 +92,7 @@ class BuiltGraph:
     def take_down(self) -> None:
         """End the loops and give the buffers back; blocks while a rank is at a step, and then some."""
         self._compiled.teardown()
-        proxy = getattr(
-            self._compiled, "_proxy_actor", None
-        )  # an actor of Ray's own, which lives as long as its handle
+        proxy = getattr(self._compiled, "_proxy_actor", None)  # an actor of Ray's own: it lives as long as its handle
         self.inputs, self.outputs, self.loops = [], [], []
         self._compiled = None
         if proxy is not None:
@@ -83,10 +120,14 @@ def build_graph(
     with dag.InputNode() as message:
         outputs = _last_stage(actors, layout, message, tensors)
         root = dag.MultiOutputNode(outputs)
-    with _context(dag.DAGContext.get_current(), buffers):
-        compiled = root.experimental_compile(
-            _max_inflight_executions=buffers.number, _overlap_gpu_communication=overlap
-        )
+    with _BUFFER_SIZE.at_least(dag.DAGContext.get_current(), buffers.size):
+        try:
+            compiled = root.experimental_compile(
+                _max_inflight_executions=buffers.number, _overlap_gpu_communication=overlap
+            )
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they have all that was made by then, an actor as well
+            raise
     return BuiltGraph(compiled, actors)
 
 
@@ -103,18 +144,6 @@ def _last_stage(actors: Sequence[Any], layout: RankLayout, message: Any, tensors
         if tensors is not None and stage < layout.pipeline - 1:
             nodes = [node.with_tensor_transport(tensors) for node in nodes]
     return nodes
-
-
-@contextlib.contextmanager
-def _context(context: Any, buffers: Buffers) -> Generator[None]:
-    """Ray takes the size of the driver's buffers from here, whatever it is given as an argument."""
-    with _building:
-        before = context.buffer_size_bytes
-        context.buffer_size_bytes = buffers.size
-        try:
-            yield
-        finally:
-            context.buffer_size_bytes = before
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aexec.config import ExecutorConfig
-from aexec.errors import AexecError, CallTimeout
-from aexec.executor.ray.api import answer, off_loop
-from aexec.executor.ray.graph.buffers import plan_buffers
+from aexec.errors import AexecError, CallTimeout, ProtocolError
+from aexec.executor.ray.api import answer, off_loop, on_thread
+from aexec.executor.ray.graph.buffers import most_in_flight, plan_buffers
 from aexec.executor.ray.graph.build import BuiltGraph, build_graph
 from aexec.executor.ray.graph.runner import GraphRunner
 from aexec.executor.ray.graph.states import GraphEvent, GraphState, after
@@ -69,6 +69,7 @@ class GraphPlane:
         self._layout = RankLayout.of_replica(config.parallel)
         self._first_output = self._layout.output_rank()
         self._buffers = plan_buffers(self._layout, config.graph_buffer_bytes, store)
+        self._limit = most_in_flight(self._buffers, one_node=one_node)
         self._on_progress = on_progress
         self._on_reply, self._on_failure, self._on_break = on_reply, on_failure, on_break
         self._state = GraphState.DOWN
@@ -86,7 +87,7 @@ class GraphPlane:
     def __repr__(self) -> str:
         flying = self._runner.in_flight if self._runner is not None else 0
         return (
-            f"<GraphPlane graph: {self._state.value}, {flying} of {self._buffers.number} in flight, "
+            f"<GraphPlane graph: {self._state.value}, {flying} of {self._limit} in flight, "
             f"{len(self._queue)} wait, built {self._built} times>"
         )
 
@@ -111,18 +112,18 @@ class GraphPlane:
         Raises:
             AexecError: It cannot be built, or takes longer than ``graph_timeout``.
         """
-        by_device = self._transport == "nccl"
-        asked = [actor.graph_prepare.remote(self._buffers.size, by_device=by_device) for actor in self._actors]
-        have_tensors = await asyncio.gather(*map(answer, asked))
-        self._on_progress(1, _STEPS)
-        if any(have_tensors) and self._layout.pipeline > 1:
-            self._tensors = self._transport
         self._go(GraphEvent.WANTED)
         try:
+            await self._prepare()
+            self._on_progress(1, _STEPS)
             await self._build()
-        except Exception:
-            self._go(GraphEvent.BROKE)
-            raise
+        except Exception as error:
+            if self._state is GraphState.BUILDING:
+                self._go(GraphEvent.BROKE)
+            if isinstance(error, AexecError):
+                raise
+            await asyncio.sleep(_LET_DEATH_SPEAK)  # if a rank has died of it, that ends the start, and says more
+            raise ProtocolError(f"Ray could not build the graph of the steps: {error!r}") from error
         self._on_progress(3, _STEPS)
 
     def submit(self, call: int, message: ExecuteModel | SampleTokens, calls_before: Sequence[int]) -> None:
@@ -164,6 +165,19 @@ class GraphPlane:
             await self._take_down(_TAKE_DOWN)
         except CallTimeout as late:
             get_logger("aexec.executor").warning("Ray does not take its graph down; left to itself", error=str(late))
+
+    def abandon(self) -> None:
+        """Let go without waiting for anything: a close was cut short; the threads end by themselves."""
+        if self._state is not GraphState.CLOSED:
+            self._end()
+        if self._task is not None:
+            self._task.cancel()
+        runner, self._runner = self._runner, None
+        graph, self._graph = self._graph, None
+        if runner is not None:
+            runner.stop()
+        if graph is not None:
+            on_thread("take the graph down", graph.take_down)
 
     # Steps.
 
@@ -213,6 +227,13 @@ class GraphPlane:
         except Exception as error:  # noqa: BLE001 - nobody awaits this: it is told
             self._broke(error)
 
+    async def _prepare(self) -> None:
+        by_device = self._transport == "nccl"
+        asked = [actor.graph_prepare.remote(self._buffers.size, by_device=by_device) for actor in self._actors]
+        have_tensors = await asyncio.gather(*map(answer, asked))
+        if any(have_tensors) and self._layout.pipeline > 1:
+            self._tensors = self._transport
+
     async def _build(self) -> None:
         began = time.monotonic()
         limit = self._config.graph_timeout
@@ -221,12 +242,14 @@ class GraphPlane:
             self._on_progress(2, _STEPS)
         self._runner = GraphRunner(
             self._graph,
-            self._buffers.number,
+            self._limit,
             write_timeout=None if self._one_node else limit,
             on_result=self._answered,
             on_break=self._broke,
         )
         await self._warm_up(self._runner, limit)
+        if self._state is not GraphState.BUILDING:
+            raise ProtocolError("the graph broke off right after its first execution")
         self._built += 1
         self._build_seconds = time.monotonic() - began
         self._go(GraphEvent.BUILT)
@@ -255,6 +278,8 @@ class GraphPlane:
         if self._warm is not None and not self._warm.done():
             self._warm.set_exception(error)  # whoever builds it hears of it
             return
+        if self._warm is not None and self._warm.exception() is not None:
+            return  # as before
         if self._state in {GraphState.BROKEN, GraphState.CLOSED}:
             return
         self._go(GraphEvent.BROKE)
@@ -287,7 +312,7 @@ class GraphPlane:
     async def _release(self) -> None:
         try:
             await self._take_down(self._config.graph_timeout)  # a rank that a debugger holds may take long
-        except AexecError as error:
+        except Exception as error:  # noqa: BLE001 - nobody awaits this: it is told
             self._broke(error)
             return
         self._go(GraphEvent.RELEASED)

@@ -116,8 +116,8 @@ class GraphRunner:
             self._to_write.put(message)
         self._to_read.put(True)
 
-    async def end(self) -> bool:
-        """Stop the threads; False: one is stuck in a read or a write, until the graph is taken down."""
+    def stop(self) -> None:
+        """Have the threads end, as soon as they can."""
         self._told = True
         self._stop.set()
         for watch in self._watching:
@@ -125,6 +125,10 @@ class GraphRunner:
             watch.add_done_callback(_hear)
         self._to_read.put(False)
         self._to_write.put(None)
+
+    async def end(self) -> bool:
+        """Stop the threads; False: one is stuck in a read or a write, until the graph is taken down."""
+        self.stop()
         try:
             async with asyncio.timeout(_TO_END):
                 for ended in self._ended:
