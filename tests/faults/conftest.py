@@ -79,14 +79,14 @@ def plane(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def open_on_ray(plane: str, ray_cluster: Any) -> Callable[..., Opening]:
     """See :func:`open_faulty`; the workers are Ray's."""
-    return functools.partial(open_faulty, "ray", ray_step_plane=plane)
+    return functools.partial(open_faulty, "ray", ray_step_plane=plane, graph_buffer_bytes=1 << 20)
 
 
 # The graph keeps processors busy until it is released.
 @pytest.fixture(scope="module")
 async def on_ray(anyio_backend: str, plane: str, ray_cluster: Any) -> AsyncIterator[Executor]:
     """An executor of three workers that Ray has placed, for tests that leave it as it was."""
-    async with open_faulty("ray", ray_step_plane=plane, graph_idle_release=0.5) as executor:
+    async with open_faulty("ray", ray_step_plane=plane, graph_buffer_bytes=1 << 20, graph_idle_release=0.5) as executor:
         yield executor
 
 

@@ -21,7 +21,7 @@ import pytest
 from aexec.testing.leaks import LeakCheck
 
 CPUS = 6
-OBJECT_STORE = 200 * 2**20  # bytes
+OBJECT_STORE = 2 * 2**30  # bytes; used as they are touched. Ray keeps what a graph had of them until its driver leaves
 PATIENCE = 60.0  # seconds for a start or an end, on a busy machine
 GONE = 5.0  # seconds in which what a test has killed must be dead
 SETTINGS = {

@@ -49,7 +49,7 @@ class RayOptions:
             ``shm`` through host memory; ``auto``: ``nccl`` where each worker has a CUDA device of its own.
         graph_overlap: Let the graph send hidden states while it computes; needs ``nccl``.
         graph_buffer_bytes: The largest message of the graph: a step's, or the hidden states of
-            one; None: 16 MiB.
+            one; None: 16 MiB, or less where Ray's object store is small.
         graph_timeout: Seconds that the graph may take for one of its messages.
         graph_idle_release: Seconds without a step after which the graph is taken down, for it
             keeps a core busy in each process; the next step builds it again. None: never.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from typing import Any
 
 from aexec.errors import AexecError, CallTimeout, ConfigError, ExecutorClosed, RemoteError, WorkerDied
@@ -52,9 +53,12 @@ async def a_start_that_fails_raises_the_cause(make: MakeExecutor) -> None:
 
 async def a_start_that_takes_too_long_names_the_phase(make: MakeExecutor) -> None:
     """G33: each rank's phase is in the notes; the limit counts from the last progress, as processes take time."""
-    slow = {"hang_in": "load_model", "seconds": 4.0}
+    began = time.monotonic()
+    async with make(ProbeWorker):
+        limit = max(3.0, 2 * (time.monotonic() - began))  # a start that is no slower than this one is in time
+    slow = {"hang_in": "load_model", "seconds": limit + 1.0}
     with raising(CallTimeout, "a start has a limit") as caught:
-        async with make(ProbeWorker, worker_kwargs=slow, start_timeout=3.0, close_grace=4.0):
+        async with make(ProbeWorker, worker_kwargs=slow, start_timeout=limit, close_grace=limit + 1.0):
             pass
     holds("load_model" in caught.notes, "the error says what was going on")
 

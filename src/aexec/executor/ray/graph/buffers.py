@@ -16,7 +16,7 @@ __all__ = ("DEFAULT_BYTES", "Buffers", "most_in_flight", "plan_buffers")
 
 DEFAULT_BYTES = 16 << 20
 LEAST_BYTES = 1 << 18
-STORE_SHARE = 0.4  # of an object store, at most
+STORE_SHARE = 0.05  # of an object store: Ray 2.60 gives a graph's buffers back only when its driver leaves
 _MOST = 16
 _OVER_NODES = 1  # executions in flight
 
