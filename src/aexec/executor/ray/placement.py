@@ -177,7 +177,8 @@ async def _wait(wait: _Wait) -> Mapping[int, str]:
 
 
 async def _placed(group: Any) -> Mapping[int, str]:
-    await api.answer(group.ready())
+    ready = await api.off_loop("ask for placement group", group.ready, timeout=_QUERY_LIMIT)  # the first exports a task
+    await api.answer(ready)
     while True:  # a group that has lost a node was ready once, and is placed again
         state = await api.off_loop("look at placement group", _state, group, timeout=_QUERY_LIMIT)
         if state.get("state", _GONE) == _GONE:
