@@ -86,7 +86,7 @@ def open_on_ray(plane: str, ray_cluster: Any) -> Callable[..., Opening]:
 @pytest.fixture(scope="module")
 async def on_ray(anyio_backend: str, plane: str, ray_cluster: Any) -> AsyncIterator[Executor]:
     """An executor of three workers that Ray has placed, for tests that leave it as it was."""
-    async with open_faulty("ray", ray_step_plane=plane, graph_buffer_bytes=1 << 20, graph_idle_release=0.5) as executor:
+    async with open_faulty("ray", ray_step_plane=plane, graph_buffer_bytes=4 << 20, graph_idle_release=0.5) as executor:
         yield executor
 
 
