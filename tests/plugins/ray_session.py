@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -34,6 +35,20 @@ SETTINGS = {
 # What an open executor has more of, with time: its graph is built again, its arena grows, copies of large messages.
 GROWING = ("CompiledGraphMonitorThread", "aexec-graph-read", "/memfd:aexec", "aexec-copy", "DAGDriverProxyActor")
 OVER = ("DEAD", "REMOVED")
+
+
+class Semaphores:
+    """Removes what a node that is killed leaves in ``/dev/shm``, and it alone can remove: the names of its semaphores."""
+
+    def __init__(self) -> None:
+        self._before = set(_semaphores())
+
+    def sweep(self) -> None:
+        """Remove those that have come since and whose process is gone."""
+        for path in set(_semaphores()) - self._before:
+            owner = re.match(r"sem\.(?:hdr|obj)(\d+)-", path.name)
+            if owner is not None and not Path("/proc", owner[1]).exists():
+                path.unlink(missing_ok=True)
 
 
 class Cluster:
@@ -140,6 +155,10 @@ class Cluster:
         self.belongings()
         large = ray.remote(lambda: bytes(2**20))
         assert len(ray.get(large.options(num_cpus=0).remote(), timeout=PATIENCE)) == 2**20
+
+
+def _semaphores() -> Iterator[Path]:
+    return Path("/dev/shm").glob("sem.*")
 
 
 def _actors() -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Rank(RankLines):
     """Notes that it was made to end."""
 
     was_ended = False
+    is_halted = False
 
     def _make_end(self):
         self.was_ended = True

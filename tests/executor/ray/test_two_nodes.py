@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import ray_namespaces
+from ray_session import Semaphores
 
 from aexec.testing.tiny_models import save_tiny_model
 
@@ -74,6 +75,7 @@ def driver(model, tmp_path_factory):
     """A driver on a cluster of two nodes, both of which end with the module."""
     log = tmp_path_factory.mktemp("two_nodes") / "stderr"
     with contextlib.ExitStack() as stack:
+        stack.callback(Semaphores().sweep)  # last of all: a test kills a node
         folder = tempfile.mkdtemp(prefix="axr-", dir="/tmp")  # short enough for the names of Ray's sockets
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         environment = {**os.environ, **SETTINGS, "RAY_TMPDIR": folder}

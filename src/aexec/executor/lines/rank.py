@@ -61,6 +61,11 @@ class RankLines(abc.ABC):
         return self._connected and not self._closed and not self.is_ending
 
     @property
+    @abc.abstractmethod
+    def is_halted(self) -> bool:
+        """True for a process that ``SIGSTOP`` or a debugger holds, where that can be seen: it does nothing it is told."""
+
+    @property
     def is_ending(self) -> bool:
         """True once there was a sign of its end."""
         return patience(self._signs) is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aexec.errors import CallTimeout
+from aexec.executor.lines.ending import ask_all, how_it_stayed, still_there, wait_for_all
 from aexec.executor.ray.api import answer, is_connected, kill, off_loop
 from aexec.executor.ray.rank import RayRank
 
@@ -30,11 +30,7 @@ async def bring_down(
     Returns:
         A line on each worker that needed more than being asked.
     """
-    asked = [worker for worker in workers if worker.can_be_told and not worker.is_halted]
-    for worker in asked:
-        ask(worker)
-    ending = [worker for worker in workers if worker.is_ending and worker not in asked]
-    left = await _wait([*asked, *ending], grace)
+    left = await ask_all(workers, grace, ask)
     rest = [worker for worker in workers if worker.is_watched and not worker.gone.is_set()]
     if not rest:
         return []
@@ -42,7 +38,7 @@ async def bring_down(
     for worker in rest:
         worker.kill()
     await end_actors([worker.actor for worker in rest], kill_grace)
-    for worker in await _wait(rest, kill_grace):
+    for worker in await still_there(rest, kill_grace):
         lines[worker.rank] += f"; {kill_grace:g} s after it was killed, it is still there"
     return list(lines.values())
 
@@ -58,7 +54,7 @@ async def end_actors(actors: Sequence[Any], patience: float) -> None:
         return
     with contextlib.suppress(CallTimeout):
         await off_loop("kill actors", kill, actors, timeout=_KILL_LIMIT)
-    await _all([_end_of(actor) for actor in actors], patience)
+    await wait_for_all([_end_of(actor) for actor in actors], patience)
 
 
 async def _end_of(actor: Any) -> None:
@@ -68,26 +64,5 @@ async def _end_of(actor: Any) -> None:
             await answer(actor.__ray_ready__.remote())
 
 
-async def _wait(workers: Sequence[RayRank], seconds: float) -> list[RayRank]:
-    """Those that are still there when the time is up."""
-    await _all([worker.gone.wait() for worker in workers], seconds)
-    return [worker for worker in workers if not worker.gone.is_set()]
-
-
-async def _all(awaitables: Sequence[Awaitable[object]], seconds: float) -> None:
-    if awaitables:
-        waiting = [asyncio.ensure_future(one) for one in awaitables]
-        try:
-            await asyncio.wait(waiting, timeout=seconds)
-        finally:
-            for one in waiting:
-                one.cancel()
-
-
 def _line(worker: RayRank, grace: float | None) -> str:
-    who = f"rank {worker.rank} (pid {worker.pid} on node {worker.node}), {worker.doing},"
-    if worker.is_halted:
-        return f"{who} was stopped by a signal and could not be asked to end: it was killed"
-    if grace is None:
-        return f"{who} could not be asked to end: it was killed"
-    return f"{who} did not end within {grace:g} s of being asked: it was killed"
+    return f"{how_it_stayed(worker, f'pid {worker.pid} on node {worker.node}', grace)}: it was killed"
