@@ -215,11 +215,11 @@ def main() -> int:
         address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
         object_store_memory=1 << 30,
     )  # fmt: skip
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # where Ray puts what it has to say
+    with contextlib.redirect_stdout(sys.stderr):  # where Ray puts what it has to say, to its very end
+        try:
             found = asyncio.run(bench(arguments))
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
     reached = goals(found)
     report = {"machine": machine(["ray"]), "goals": [goal.as_json() for goal in reached], **found}
     print(json.dumps(rounded(report), indent=1))
