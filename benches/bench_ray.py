@@ -213,7 +213,7 @@ def main() -> int:
         os.environ.setdefault(name, "0")
     ray.init(
         address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-        object_store_memory=1 << 30,
+        object_store_memory=4 << 30,  # above 70 % of it Ray has all processes collect garbage: that is not idle
     )  # fmt: skip
     with contextlib.redirect_stdout(sys.stderr):  # where Ray puts what it has to say, to its very end
         try:
