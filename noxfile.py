@@ -8,6 +8,7 @@ CPU build of torch where a machine has it on disk.
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,9 @@ TYPED = ("src", "examples", "tests/typing/api.py", "noxfile.py")
 # What is converted stays in this folder, and no hub is asked for anything.
 HERE = {"AEXEC_CACHE_DIR": str(ROOT / ".nox" / "cache"), "HF_HUB_OFFLINE": "1"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
+
+# Most of torch, transformers and Ray is never imported: what is, Python compiles then.
+os.environ.setdefault("PIP_NO_COMPILE", "1")
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
@@ -78,7 +82,7 @@ def imports(session: nox.Session) -> None:
 @nox.session(tags=["gates"])
 def types(session: nox.Session) -> None:
     """Run mypy and pyright, both strict."""
-    install(session, "cli,models,otel,uvloop", "types")
+    install(session, "cli,models,multinode,otel,uvloop", "types")
     session.run("mypy", *TYPED)
     session.run("pyright")
     session.run("pytest", "-q", "tests/typing")
@@ -112,8 +116,9 @@ def package(session: nox.Session) -> None:
 @nox.session(tags=["gates"])
 def examples(session: nox.Session) -> None:
     """Run the examples and the manual's programs without torch: the dummy model needs none."""
-    install(session, "ray,structured", "test")
-    session.run("pytest", "-q", "tests/docs", *session.posargs)
+    install(session, "multinode,ray,structured", "test")
+    without = ("--ignore", "tests/docs/test_launched.py")  # these need torch: the session ``tests`` runs them
+    session.run("pytest", "-q", "tests/docs", *without, *session.posargs)
 
 
 @nox.session(tags=["gates"])
@@ -126,23 +131,30 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
     """Run what takes an hour: ten thousand examples of each property, hundreds of killed workers."""
-    install(session, "cli,models,otel,ray,structured,uvloop", "test", model=True)
+    install(session, "cli,models,multinode,otel,ray,structured,uvloop", "test", model=True)
     long = ("tests/properties", "tests/faults/test_recovery_trials.py")
     session.run("pytest", "--hypothesis-profile=nightly", *(session.posargs or long), env=HERE)
 
 
 @nox.session(default=False)
 def netns(session: nox.Session) -> None:
-    """Run the tests of two Ray nodes in two network namespaces, as root."""
-    install(session, "models,ray", "test")
+    """Run the tests of two nodes, of Ray and of ``aexec worker``, in two network namespaces, as root."""
+    install(session, "cli,models,multinode,ray", "test")
     apart = {**HERE, "AEXEC_TEST_NAMESPACES": "1"}
-    session.run("pytest", "tests/executor/ray/test_two_nodes.py", *session.posargs, env=apart)
+    external = "tests/executor/external/test_rank_processes.py"
+    ours = (
+        external,
+        "tests/faults/test_nodes_death.py",
+        "tests/faults/test_nodes_start.py",
+        "tests/numerics/test_nodes.py",
+    )
+    session.run("pytest", "tests/executor/ray/test_two_nodes.py", *ours, *session.posargs, env=apart)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The whole suite, with the torch runner and SmolLM2."""
-    install(session, "cli,models,otel,ray,structured,uvloop", "test", model=True)
+    install(session, "cli,models,multinode,otel,ray,structured,uvloop", "test", model=True)
     session.run("pytest", *session.posargs, env=HERE)
 
 

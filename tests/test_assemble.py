@@ -51,7 +51,7 @@ async def test_what_is_no_backend_is_refused(backend):
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        ("external_launcher", "backend 'external_launcher' .ranks started by torchrun or SLURM. is not part of"),
+        ("external_launcher", "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set here"),
         ("no.such:Thing", "ExecutorConfig.backend is 'no.such:Thing': there is no module 'no'"),
         ("unii", "did you mean 'uni'"),
     ],

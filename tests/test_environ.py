@@ -57,14 +57,14 @@ def test_only_environ_reads_the_environment() -> None:
 
 
 def test_the_exclusion_files_say_what_workers_never_inherit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Several of them add up; without any nothing is excluded."""
+    """Several of them add up; the nodes' key is always kept back."""
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     one.write_text('["HF_TOKEN", "MY_*"]', encoding="utf-8")
     other.write_text('["AWS_*"]', encoding="utf-8")
     monkeypatch.delenv("AEXEC_ENV_EXCLUDE_FILE", raising=False)
-    assert environ.excluded() == ()
+    assert environ.excluded() == ("AEXEC_NODE_KEY",)
     monkeypatch.setenv("AEXEC_ENV_EXCLUDE_FILE", f"{one}:{other}")
-    assert environ.excluded() == ("HF_TOKEN", "MY_*", "AWS_*")
+    assert environ.excluded() == ("AEXEC_NODE_KEY", "HF_TOKEN", "MY_*", "AWS_*")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_all_is_every_extra_that_installs_anywhere() -> None:
     "text",
     [
         *PROJECT["dependencies"],
-        *(text for name in ("cli", "cuda12", "models", "ray", "uvloop") for text in EXTRAS[name]),
+        *(text for name in ("cli", "cuda12", "models", "multinode", "ray", "uvloop") for text in EXTRAS[name]),
     ],
 )
 def test_what_ci_installs_is_pinned_within_what_the_project_allows(text: str) -> None:

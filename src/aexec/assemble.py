@@ -16,10 +16,12 @@ from aexec.engine.llm import AsyncLLM as _AsyncLLM
 from aexec.engine.sync import LLM as _LLM
 from aexec.errors import ConfigError
 from aexec.executor.base import Executor
+from aexec.executor.external.group import ExternalGroup
 from aexec.executor.group import WorkerGroup
 from aexec.executor.handle import start_executor
 from aexec.executor.lines.environment import visible_devices
 from aexec.executor.multiproc import MultiprocGroup
+from aexec.executor.multiproc.nodes.group import NodesGroup
 from aexec.executor.multiproc.recipe import installed_devices
 from aexec.executor.open import Opening
 from aexec.executor.ray.group import RayGroup
@@ -33,7 +35,9 @@ from aexec.worker.names import load
 __all__ = ("BACKENDS", "LLM", "AsyncLLM", "open_executor")
 
 #: By the name that ``ExecutorConfig.backend`` gives.
-BACKENDS: dict[str, type[WorkerGroup]] = {group.backend: group for group in (UniprocGroup, MultiprocGroup, RayGroup)}
+BACKENDS: dict[str, type[WorkerGroup]] = {
+    group.backend: group for group in (UniprocGroup, MultiprocGroup, ExternalGroup, RayGroup)
+}
 
 
 def open_executor(config: ExecutorConfig, *, progress: Progress | None = None) -> Opening:
@@ -76,6 +80,8 @@ def _backend(config: ExecutorConfig) -> type[Any]:
     else:
         name = _selected(config)
         found = BACKENDS.get(name) or load(name, "ExecutorConfig.backend")
+    if found is MultiprocGroup and config.nnodes > 1:
+        found = NodesGroup
     if isinstance(found, type) and issubclass(found, WorkerGroup):
         return found
     if isinstance(found, type) and inspect.iscoroutinefunction(getattr(found, "open", None)):

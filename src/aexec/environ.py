@@ -18,8 +18,11 @@ from aexec.errors import ConfigError
 __all__ = (
     "CACHE_DIR",
     "ENV_EXCLUDE_FILE",
+    "HOST_IP",
     "LOG_FORMAT",
     "LOG_LEVEL",
+    "NODE_KEY",
+    "NODE_KEY_FILE",
     "VARIABLES",
     "Variable",
     "change",
@@ -103,12 +106,12 @@ def set_default(name: str, value: str) -> None:
 
 
 def excluded() -> tuple[str, ...]:
-    """The patterns of variables that workers never inherit, from ``AEXEC_ENV_EXCLUDE_FILE``.
+    """The patterns of variables that workers never inherit: the nodes' key, and what ``AEXEC_ENV_EXCLUDE_FILE`` says.
 
     Raises:
         ConfigError: A file cannot be read, or is no JSON list of texts.
     """
-    return tuple(pattern for path in ENV_EXCLUDE_FILE.read() for pattern in _patterns_of(path))
+    return (NODE_KEY.name, *(pattern for path in ENV_EXCLUDE_FILE.read() for pattern in _patterns_of(path)))
 
 
 def _patterns_of(path: Path) -> list[str]:
@@ -133,6 +136,7 @@ ENV_EXCLUDE_FILE = Variable(
     "",
     "Files (with : between them), each a JSON list of names or patterns of variables that workers never inherit.",
 )
+HOST_IP = Variable("AEXEC_HOST_IP", str.strip, "", "This node's address for the processes of other nodes; empty: found out.")
 LOG_LEVEL = Variable("AEXEC_LOG_LEVEL", _one_of(*LEVELS), "warning", "Least severe log record that is shown.")
 LOG_FORMAT = Variable(
     "AEXEC_LOG_FORMAT",
@@ -140,5 +144,25 @@ LOG_FORMAT = Variable(
     "auto",
     "How log records look: console lines, json objects, or auto: console on a terminal, json elsewhere.",
 )
+NODE_KEY = Variable(
+    "AEXEC_NODE_KEY",
+    str,
+    "",
+    "The key that all nodes of an executor share, 64 hexadecimal digits; workers do not inherit it.",
+)
+NODE_KEY_FILE = Variable(
+    "AEXEC_NODE_KEY_FILE",
+    lambda text: str(_path(text)) if text else text,
+    "",
+    "A file that holds that key and that only its owner can read; `aexec worker --make-key FILE` makes one.",
+)
 
-VARIABLES: tuple[Variable[Any], ...] = (CACHE_DIR, ENV_EXCLUDE_FILE, LOG_FORMAT, LOG_LEVEL)
+VARIABLES: tuple[Variable[Any], ...] = (
+    CACHE_DIR,
+    ENV_EXCLUDE_FILE,
+    HOST_IP,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    NODE_KEY,
+    NODE_KEY_FILE,
+)

@@ -4,7 +4,18 @@ import pytest
 from cyclopts import App, UnknownOptionError
 
 from aexec.cli.failures import exit_code, explain, worst
-from aexec.errors import ConfigError, InvalidRequest, MissingExtra, ModelLoadError, ModelNotFound, WorkerDied
+from aexec.errors import (
+    ConfigError,
+    InvalidRequest,
+    LeaderLost,
+    LeaderNotFound,
+    LinkRefused,
+    MissingExtra,
+    ModelLoadError,
+    ModelNotFound,
+    NodeRefused,
+    WorkerDied,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,6 +25,10 @@ from aexec.errors import ConfigError, InvalidRequest, MissingExtra, ModelLoadErr
         (ModelNotFound("a"), 2),
         (MissingExtra("a", "models"), 2),
         (InvalidRequest("a"), 2),
+        (NodeRefused(1, "10.0.0.5:29501", "there is a node 1 already"), 2),
+        (LinkRefused("10.0.0.5:29501", "it has another key"), 2),
+        (LeaderNotFound("10.0.0.5:29501", 60.0, "nobody listens there"), 1),
+        (LeaderLost("10.0.0.5:29501", "its connection was closed"), 1),
         (ModelLoadError("a"), 1),
         (WorkerDied(0, 4121, signal="SIGKILL"), 1),
         (OSError("disk"), 1),

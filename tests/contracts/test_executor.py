@@ -13,15 +13,29 @@ from aexec.executor import WorkerGroup
 from aexec.messages.control import Greet, Shutdown
 from aexec.testing.call_checks import CALL_CHECKS
 from aexec.testing.contracts import EXECUTOR_CHECKS, check_executor
-from aexec.testing.workers import ProbeWorker
+from aexec.testing.life_checks import LIFE_CHECKS
+from aexec.testing.nodes import open_on_nodes
+from aexec.testing.operation_checks import a_missed_deadline_is_the_end_of_one_call, the_earliest_error_is_the_cause
+from aexec.testing.step_checks import STEP_CHECKS, a_worker_without_steps_says_so
+from aexec.testing.workers import ProbeWorker, StepProbeWorker
 from aexec.worker.context import place_worker
 from aexec.worker.worker import WorkerActor
 
 pytestmark = pytest.mark.anyio
 
-OTHER_CHECKS = [check for check in EXECUTOR_CHECKS if check not in CALL_CHECKS]
+# Those that leave an executor as it was: one serves them all, one after the other, where a start takes long.
+SHARED_CHECKS = [
+    *CALL_CHECKS,
+    *(check for check in STEP_CHECKS if check is not a_worker_without_steps_says_so),
+    the_earliest_error_is_the_cause,
+    a_missed_deadline_is_the_end_of_one_call,
+]
+OTHER_CHECKS = [check for check in EXECUTOR_CHECKS if check not in SHARED_CHECKS]
 
-each_promise = pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)
+
+def each(checks):
+    """A test for each promise, which has its name."""
+    return pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
 
 
 class PickleGroup(WorkerGroup):
@@ -79,26 +93,95 @@ def make_mp(worker_cls, **settings):
 
 def make_mp_pipeline(worker_cls, **settings):
     layout = ParallelConfig(pipeline_parallel_size=3)
-    settings = {"start_method": "spawn"} | settings
     return open_executor(ExecutorConfig(backend="mp", worker_cls=worker_cls, parallel=layout, **settings))
 
 
-@each_promise
+def make_mp_afresh(worker_cls, **settings):
+    return make_mp_pipeline(worker_cls, **{"start_method": "spawn"} | settings)
+
+
+@contextlib.asynccontextmanager
+async def lending(make):
+    """Like ``make``, but for one executor that all have who want nothing special."""
+    async with make(StepProbeWorker) as shared:
+
+        @contextlib.asynccontextmanager
+        async def lent():
+            await shared.collective_rpc(lambda worker: worker.log.clear())
+            yield shared
+
+        def lend(worker_cls, **settings):
+            return lent() if not settings and issubclass(StepProbeWorker, worker_cls) else make(worker_cls, **settings)
+
+        yield lend
+
+
+@each(EXECUTOR_CHECKS)
 async def test_uni_keeps_its_promises(check):
     """The executor in this process passes the contract that all executors share."""
     await check(make_uni)
 
 
-@each_promise
+@pytest.fixture(scope="module")
+async def lend_mp(anyio_backend):
+    """Two ranks that are forked."""
+    async with lending(make_mp) as lend:
+        yield lend
+
+
+@each(SHARED_CHECKS)
+async def test_calls_and_steps_on_mp_keep_their_promises(check, lend_mp):
+    """Two ranks that are forked, each in a process of its own, pass the same contract: one after the other on one group."""
+    await check(lend_mp)
+
+
+@each(OTHER_CHECKS)
 async def test_mp_keeps_its_promises(check):
-    """Two ranks that are forked, each in a process of its own, pass the same contract."""
+    """And all of the rest."""
     await check(make_mp)
 
 
-@each_promise
-async def test_mp_in_stages_keeps_its_promises(check):
+@pytest.fixture(scope="module")
+async def lend_stages(anyio_backend):
+    """Three stages, in fresh interpreters."""
+    async with lending(make_mp_afresh) as lend:
+        yield lend
+
+
+@each(SHARED_CHECKS)
+async def test_calls_and_steps_on_mp_in_stages_keep_their_promises(check, lend_stages):
     """And so do three stages in fresh interpreters."""
-    await check(make_mp_pipeline)
+    await check(lend_stages)
+
+
+@each(OTHER_CHECKS)
+async def test_mp_in_stages_keeps_its_promises(check):
+    """Operations are those of any process; starts, deaths and ends those of a fresh interpreter."""
+    await check(make_mp_afresh if check in LIFE_CHECKS else make_mp_pipeline)
+
+
+def make_nodes(worker_cls, **settings):
+    layout = ParallelConfig(tensor_parallel_size=2)
+    return open_on_nodes(ExecutorConfig(worker_cls=worker_cls, parallel=layout, nnodes=2, **settings))
+
+
+@pytest.fixture(scope="module")
+async def lend_nodes(anyio_backend):
+    """A rank on each of two nodes."""
+    async with lending(make_nodes) as lend:
+        yield lend
+
+
+@each(SHARED_CHECKS)
+async def test_calls_and_steps_of_mp_on_two_nodes_keep_their_promises(check, lend_nodes):
+    """MN-01: a rank on each of two nodes, with an encrypted line between them: calls and steps, on one group."""
+    await check(lend_nodes)
+
+
+@each(OTHER_CHECKS)
+async def test_mp_on_two_nodes_keeps_its_promises(check):
+    """And all of the rest."""
+    await check(make_nodes)
 
 
 @pytest.fixture(scope="module", params=["channel", "compiled_graph"])
@@ -115,35 +198,26 @@ def make_ray(request, ray_cluster):
 
 @pytest.fixture(scope="module")
 async def lend_ray(anyio_backend, make_ray):
-    """Like ``make_ray``, but for one executor that all have who want nothing special: a start takes Ray seconds."""
-    async with make_ray(ProbeWorker) as shared:
-
-        @contextlib.asynccontextmanager
-        async def lent():
-            await shared.collective_rpc(lambda worker: worker.log.clear())
-            yield shared
-
-        def lend(worker_cls, **settings):
-            return make_ray(worker_cls, **settings) if settings or worker_cls is not ProbeWorker else lent()
-
+    """A start takes Ray seconds."""
+    async with lending(make_ray) as lend:
         yield lend
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("check", CALL_CHECKS, ids=lambda check: check.__name__)
-async def test_calls_on_ray_keep_their_promises(check, lend_ray):
-    """Workers that Ray has placed pass the contract too: the part that is about calls, one after the other on one group."""
+@each(SHARED_CHECKS)
+async def test_calls_and_steps_on_ray_keep_their_promises(check, lend_ray):
+    """Workers that Ray has placed pass the contract too: calls and steps, one after the other on one group."""
     await check(lend_ray)
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("check", OTHER_CHECKS, ids=lambda check: check.__name__)
+@each(OTHER_CHECKS)
 async def test_ray_keeps_its_promises(check, make_ray):
     """And all of the rest."""
     await check(make_ray)
 
 
-@each_promise
+@each(EXECUTOR_CHECKS)
 async def test_a_third_party_executor_keeps_the_promises(check):
     """G58: forty lines that bring workers about and carry messages get all the rest."""
     await check(make_pickle)

@@ -329,9 +329,12 @@ async def check(place: tuple[Mix, Executor], row: Row) -> None:
     assert (counts.num_running, counts.num_waiting) == (0, 0)
     assert counts.blocks.num_free_blocks == counts.blocks.num_blocks
     assert is_overlapped == (row.overlapped and executor.output_rank == 0)  # not where there are several stages
-    share = counts.scheduler.prefix.num_hit_tokens / sum(len(asked.prompt) for asked in mix.requests)
-    assert (counts.scheduler.prefix.num_loaded_tokens > 0) == row.offloaded
-    assert (share > 0.25) == row.cached  # samples of one prompt share it in any case
+    prefix = counts.scheduler.prefix
+    assert (prefix.num_loaded_tokens > 0) == row.offloaded
+    # What was evicted before it was asked for again is loaded where there is somewhere to load it from.
+    found = prefix.num_hit_tokens + prefix.num_loaded_tokens
+    share = found / sum(len(asked.prompt) for asked in mix.requests)
+    assert (share > 0.3) == row.cached, share  # samples of one prompt share it in any case
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

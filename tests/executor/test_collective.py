@@ -76,6 +76,17 @@ def test_a_call_ends_with_all_answers_in_rank_order(book):
     assert not book.open
 
 
+def test_a_rank_may_have_answered_before_the_call_is_sent(book):
+    """Of a replicated executor: its own program has made the call earlier; it is not busy with it."""
+    ahead, call, behind = make(1), make(2), make(3)
+    assert [book.accept(each) for each in (ahead, call, behind)] == [[ahead], [], []]
+    book.answer(2, 0, "early", now=0.0)
+    book.answer(1, 0, "a", now=0.0)
+    assert book.answer(1, 1, "b", now=0.0) == [call]
+    assert book.answer(2, 1, "late", now=0.0) == [behind]
+    assert call.outcome.end == ["early", "late"]
+
+
 def fail_what_is_due(book, now):
     for call in book.failing(now):
         call.fail_for_cause(now)

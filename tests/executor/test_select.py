@@ -27,14 +27,6 @@ def test_what_is_named_is_taken():
     assert select("my_package.backends:Mine") == "my_package.backends:Mine"
 
 
-def test_a_backend_that_is_not_there_yet_says_so():
-    """With what to do instead."""
-    with pytest.raises(ConfigError, match=r"'external_launcher' .* is not part of this release: take backend='uni'"):
-        select("external_launcher")
-    with pytest.raises(ConfigError, match="take backend='mp'"):
-        select("external_launcher", ranks=2)
-
-
 def test_several_ranks_take_processes():
     """SEL-03: one process for each, on CPUs as many as there are ranks, on devices one each."""
     assert select(ranks=2) == "mp"

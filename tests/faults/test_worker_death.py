@@ -29,7 +29,7 @@ async def all_gone(watch, timeout=10.0):
 @pytest.mark.parametrize("way", WAYS_TO_DIE)
 async def test_every_way_to_die_ends_all_waiters_at_once(open_faulty, way):
     """G07, G30: by its signal's name; exit code 0 is a death too; health is bad at once, and nothing is left."""
-    async with open_faulty() as executor:
+    async with open_faulty(close_grace=0.5) as executor:
         watch = ProcessWatch(info.pid for info in executor.ranks)
         waiting = [
             asyncio.ensure_future(executor.collective_rpc("die_or_wait", (way, 1, 60.0), timeout=300.0)),

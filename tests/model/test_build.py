@@ -71,5 +71,6 @@ def test_each_rank_of_a_node_takes_its_own_cuda_device(monkeypatch) -> None:
     model, cache = ModelConfig(model="x"), CacheConfig()
     assert build_runner(model, cache, pp_rank=1, pp_size=2, local_rank=1).device == "cuda:1"
     assert build_runner(model, cache, local_rank=1).device == "cuda"
+    assert build_runner(model, cache, local_rank=1, num_local_ranks=2).device == "cuda:1"  # two replicas
     with pytest.raises(ConfigError, match="rank 2 of this node has no CUDA device: torch sees 2"):
         build_runner(model, cache, pp_rank=2, pp_size=3, local_rank=2)

@@ -30,8 +30,8 @@ def rank_process():
 def run_ranks(rank_process):
     """Run a function of ``rank_programs`` on all ranks of a layout; what each of them returned, by rank."""
 
-    def run(program, *, tensor=1, pipeline=1, at=""):
-        rank_process.stdin.write(f"{program} {tensor} {pipeline} {at}\n")
+    def run(program, *, tensor=1, pipeline=1, data=1, at=""):
+        rank_process.stdin.write(f"{program} {tensor} {pipeline} {data} {at}\n")
         rank_process.stdin.flush()
         answer = json.loads(rank_process.stdout.readline())
         assert isinstance(answer, list), answer

@@ -1,6 +1,6 @@
 """What ranks do in tests: a process that loads torch once and then forks ranks, as often as it is asked to.
 
-It reads lines such as ``sums 2 2`` (a function, tensor and pipeline parallel size) and answers each with a line.
+It reads lines such as ``sums 2 2 1`` (a function; tensor, pipeline and data parallel size) and answers each with a line.
 Further words are the address at which the ranks meet, instead of a file, and ``0`` or ``1`` for ``USE_LIBUV``.
 
 Every function takes a rank's open groups and returns something for JSON.
@@ -146,12 +146,40 @@ def wait_too_long(groups):
 def meet_twice(groups):
     """A world that is there already is used as it is, if it is the right one."""
     again = open_groups(groups.layout, groups.rank, init_method="", device="cpu", timeout=TIMEOUT)
+    text, inner = repr(again), again.pipeline
     again.close()
-    still_open = dist.is_initialized()
+    still_open = dist.is_initialized() and inner not in dist.distributed_c10d._world.pg_map
     try:
         open_groups(RankLayout(pipeline=3), groups.rank, init_method="", device="cpu", timeout=TIMEOUT)
     except AexecError as error:
-        return [still_open, str(error)]
+        return [still_open, text, str(error)]
+    return None
+
+
+def lend_a_world(groups):
+    """A trainer's world, and in it three engines one after the other; what they left in it, and that it still works."""
+    seen = []
+    for _ in range(3):
+        engine = open_groups(groups.layout, groups.rank, init_method="", device="cpu", timeout=TIMEOUT)
+        total = torch.tensor([10.0**groups.rank])
+        dist.all_reduce(total, group=engine.tensor)
+        engine.close()
+        seen.append([int(total), len(dist.distributed_c10d._world.pg_map), repr(engine).endswith("closed>")])
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return [*seen, int(total)]
+
+
+def lose_a_peer_of_the_second_replica(groups):
+    """Its first rank ends, and its second one says so by the numbers of the replica."""
+    if groups.rank == 2:
+        return None
+    if groups.rank == 3:
+        link = TensorLink(groups)
+        try:
+            link.receive(7, blank(3))
+        except PeerLost as error:
+            return [str(error), error.rank, error.peer]
     return None
 
 
@@ -205,9 +233,9 @@ def _meeting(host):
     os.close(file)
 
 
-def run(name, tensor, pipeline, host="", libuv="1"):
+def run(name, tensor, pipeline, data, host="", libuv="1"):
     """What the function returned on each rank; None where it returned nothing, or was killed."""
-    layout = RankLayout(int(tensor), int(pipeline))
+    layout = RankLayout(int(tensor), int(pipeline), int(data))
     os.environ["USE_LIBUV"] = libuv
     with _meeting(host) as init_method:
         return _run(layout, init_method, globals()[name])

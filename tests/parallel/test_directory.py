@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -67,6 +67,30 @@ def opening(make_link, threads):
     """Rank 0 waits for the others; what came of it."""
     link = make_link(0)
     return threads.submit(link.open)
+
+
+def test_replicas_that_meet_at_one_place_keep_to_themselves(open_links):
+    """Rank 0 of all serves them; errors name the ranks of the replica."""
+    links = open_links(RankLayout(tensor=1, pipeline=2, data=2))
+    links[0].send(1, 100)
+    links[2].send(1, 102)
+    assert [links[rank].receive(1, 0) for rank in (1, 3)] == [100, 102]
+    links[2].close()
+    with pytest.raises(PeerLost, match="rank 1 could not receive the hidden states of step 2: rank 0 is gone"):
+        links[3].receive(2, 0)
+
+
+def test_a_replica_that_is_here_before_rank_0_listens_waits_for_it(make_link, threads):
+    """Replicas start each for itself; a rank of its own replica listens before anybody calls it."""
+    layout = RankLayout(pipeline=2, data=2)
+    others = [make_link(rank, layout) for rank in (2, 3)]
+    opening = [threads.submit(link.open) for link in others]
+    assert wait(opening, timeout=0.1).done == set()
+    links = [make_link(rank, layout) for rank in (0, 1)]
+    for opened in [*opening, *(threads.submit(link.open) for link in links)]:
+        opened.result()
+    others[0].send(1, 7)
+    assert others[1].receive(1, 0) == 7
 
 
 @pytest.mark.parametrize("host", ["127.0.0.3", ""])

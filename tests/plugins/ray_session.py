@@ -177,6 +177,8 @@ def ray_cluster() -> Iterator[Cluster]:
             patch.setenv(name, value)
         logging.getLogger("ray").setLevel(logging.ERROR)
         cluster.open()
+        gc.collect()
+        gc.freeze()  # Ray, too, is here to stay: collections need not look through it
         yield cluster
         cluster.close()
 

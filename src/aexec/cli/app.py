@@ -16,6 +16,8 @@ import aexec
 from aexec.cli import failures, generation
 from aexec.cli.doctor import report
 from aexec.cli.options import EngineOptions, Flag, SamplingOptions, Texts
+from aexec.cli.worker import WorkerOptions
+from aexec.cli.worker import run as run_worker
 from aexec.observe import configure_logging
 
 __all__ = ("app", "run")
@@ -66,6 +68,21 @@ def demo(*, model: str = "smollm2", max_tokens: int = 40, debug: Flag = False) -
     """
     _ = debug
     return asyncio.run(generation.demonstrate(EngineOptions(model=model), max_tokens))
+
+
+@app.command
+def worker(*, node: WorkerOptions = WorkerOptions(), debug: Flag = False) -> int:  # noqa: B008 - frozen
+    """Give this machine's ranks to an executor that is opened on another one, until that is closed.
+
+    The program on node 0 opens it with ``ExecutorConfig(backend="mp", nnodes=2, master_addr=...)``. Exit codes: 0 when
+    the executor was closed, 1 when node 0 was lost, 2 when it does not let this node take part, 130 after Ctrl-C.
+
+    Args:
+        node: Which node this is, and where the leader is.
+        debug: Log everything to standard error, and show tracebacks.
+    """
+    _ = debug
+    return run_worker(node)
 
 
 @app.command

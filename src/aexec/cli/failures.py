@@ -9,14 +9,14 @@ from typing import cast
 
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
-from aexec.errors import AexecError, ConfigError, InvalidRequest
+from aexec.errors import AexecError, ConfigError, InvalidRequest, LinkRefused
 
 __all__ = ("FAILURE", "INTERRUPTED", "USAGE", "exit_code", "explain", "root_of", "worst")
 
 FAILURE = 1
 USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
-_USAGE_ERRORS = (CycloptsError, ConfigError, InvalidRequest)
+_USAGE_ERRORS = (CycloptsError, ConfigError, InvalidRequest, LinkRefused)
 
 
 def exit_code(error: BaseException) -> int:

@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aexec
 from aexec import environ
 from aexec.cli.answers import Answer, OnText, Stream, answer_all
-from aexec.cli.failures import explain, worst
+from aexec.cli.failures import exit_code, explain, worst
+from aexec.cli.launched import Place, place_of
 from aexec.cli.options import EngineOptions, SamplingOptions
 from aexec.cli.show import InOrder, loading, places, summary, table
 from aexec.executor.ray.cluster import LOCAL, where
@@ -26,17 +27,23 @@ DEMO_PROMPTS = (
 
 
 @asynccontextmanager
-async def opened(options: EngineOptions, *, quiet: bool = False) -> AsyncGenerator[aexec.AsyncLLM]:
+async def opened(
+    options: EngineOptions,
+    *,
+    quiet: bool = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> AsyncGenerator[aexec.AsyncLLM]:
     """Open the engine that ``options`` describe, with a progress bar while it loads.
 
     Args:
         options: See there.
         quiet: Do not say where Ray has put its ranks.
+        place: Which of several processes this is that run the same command; the first one shows the bar.
     """
     config = options.executor_config
     environ.set_default("RAY_SCHEDULER_EVENTS", "0")  # what Ray would say of a wait is in our own report of it
     async with AsyncExitStack() as stack:
-        with loading(options.model) as progress:
+        with loading(options.model, quiet=place.is_quiet) as progress:
             llm = aexec.AsyncLLM(
                 options.model,
                 executor=config,
@@ -80,9 +87,14 @@ async def generate(
 ) -> int:
     """Run ``prompts`` at once; text or JSON goes to standard output, all else to standard error.
 
+    Where a launcher has started several processes with this command, rank 0 prints.
+
     Returns:
         The exit code: of the worst failure, when one prompt or several failed.
     """
+    place = place_of(engine)
+    if place.is_quiet:
+        return await _join_in(place, engine, sampling, prompts, chat=chat)
     sampling.params()  # what cannot be meant is refused before a model is loaded
     each_answer = [prompt for prompt in prompts for _ in range(sampling.n)]
     on_text = _untold if as_json else InOrder(each_answer, sys.stdout)
@@ -93,6 +105,21 @@ async def generate(
     _report_errors(answers, sampling.n)
     if not as_json and any(answer.record for answer in answers):
         print(f"\n{summary(answers, seconds)}", file=sys.stderr)
+    return worst(answer.error for answer in answers)
+
+
+async def _join_in(
+    place: Place, engine: EngineOptions, sampling: SamplingOptions, prompts: Sequence[str], *, chat: bool
+) -> int:
+    """Do what rank 0 does, and say nothing that it says."""
+    try:
+        answers, _ = await _timed(engine, sampling, prompts, _untold, chat=chat, place=place)
+    except Exception as error:  # noqa: BLE001  # as `app.run` has it for rank 0
+        place.complain(error)
+        return exit_code(error)
+    failed = {str(answer.error): answer.error for answer in answers if answer.error is not None}
+    for failure in failed.values():
+        place.complain(failure)
     return worst(answer.error for answer in answers)
 
 
@@ -108,9 +135,15 @@ async def demonstrate(engine: EngineOptions, max_tokens: int) -> int:
 
 
 async def _timed(
-    engine: EngineOptions, sampling: SamplingOptions, prompts: Sequence[str], on_text: OnText, *, chat: bool
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+    prompts: Sequence[str],
+    on_text: OnText,
+    *,
+    chat: bool,
+    place: Place = Place(),  # noqa: B008 - frozen
 ) -> tuple[list[Answer], float]:
-    async with opened(engine, quiet=on_text is _untold) as llm:  # JSON alone is wanted
+    async with opened(engine, quiet=on_text is _untold, place=place) as llm:  # JSON alone is wanted
         begun = time.perf_counter()
         answers = await answer_all(prompts, starter(llm, sampling, chat=chat), on_text, sampling.n)
         return answers, time.perf_counter() - begun

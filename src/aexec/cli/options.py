@@ -56,7 +56,8 @@ class EngineOptions:
     Attributes:
         model: smollm2, dummy (needs no torch), a directory in Hugging Face's layout, or a GGUF file.
         executor: How workers come to exist: uni, one worker in this process; mp, a process for each rank; ray, ranks
-            on a Ray cluster; or package.module:Class. By default uni for one rank and mp for several.
+            on a Ray cluster; external_launcher, this process is a rank, as torchrun or srun has started it, and rank 0
+            prints; or package.module:Class. By default uni for one rank and mp for several.
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Stages of layers.
         dtype: Of weights and cache; auto is float32 on a CPU, the checkpoint's own on CUDA.
@@ -68,6 +69,7 @@ class EngineOptions:
         prefix_caching: Prompts that begin alike share what they begin with in the KV cache.
         kv_offload_directory: Keep the KV of prompts in files of this directory, and find it there again.
         kv_offload_bytes: What these files may take, 4 GiB by default; without a directory, host memory.
+        divergence_check: With external_launcher: compare what the ranks do, so that one that differs ends all at once.
         ray: Where Ray places the ranks.
     """
 
@@ -84,6 +86,7 @@ class EngineOptions:
     prefix_caching: bool = True
     kv_offload_directory: Path | None = None
     kv_offload_bytes: int | None = None
+    divergence_check: bool = True
     ray: RayFlags = RayFlags()
 
     @property
@@ -93,7 +96,8 @@ class EngineOptions:
         Raises:
             ConfigError: The settings contradict each other.
         """
-        return ExecutorConfig(backend=self.executor, **dataclasses.asdict(self.ray))
+        ray = dataclasses.asdict(self.ray)
+        return ExecutorConfig(backend=self.executor, divergence_check=self.divergence_check, **ray)
 
     @property
     def kv_connector(self) -> Offload | None:

@@ -57,11 +57,11 @@ class Loading:
 
 
 @contextmanager
-def loading(model: str) -> Generator[Loading]:
-    """Show on standard error how far ``model`` is, while the block runs; a pipe sees nothing of it."""
+def loading(model: str, *, quiet: bool = False) -> Generator[Loading]:
+    """Show on standard error how far ``model`` is, while the block runs; a pipe sees nothing of it, nor does ``quiet``."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         yield Loading(progress, model)
 
 

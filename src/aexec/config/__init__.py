@@ -10,6 +10,7 @@ from aexec.config.model import CacheConfig as CacheConfig
 from aexec.config.model import KVConnectorConfig as KVConnectorConfig
 from aexec.config.model import ModelConfig as ModelConfig
 from aexec.config.model import Offload as Offload
+from aexec.config.nodes import NodeOptions as NodeOptions
 from aexec.config.parallel import ParallelConfig as ParallelConfig
 from aexec.config.ray import RayOptions as RayOptions
 
@@ -18,6 +19,7 @@ __all__ = (
     "ExecutorConfig",
     "KVConnectorConfig",
     "ModelConfig",
+    "NodeOptions",
     "Offload",
     "ParallelConfig",
     "RayOptions",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aexec.config.checks import at_least, mapping, one_of, seconds, sequence_of_text
+from aexec.config.nodes import NodeOptions
 from aexec.config.parallel import ParallelConfig
 from aexec.config.ray import RayOptions
 from aexec.errors import ConfigError
@@ -14,6 +15,7 @@ from aexec.errors import ConfigError
 __all__ = ("ExecutorConfig", "Restart")
 
 _WITHOUT_RAY = ("uni", "mp", "external_launcher")
+_WITHOUT_NODES = ("uni", "ray", "external_launcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,11 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorConfig(RayOptions):
+class ExecutorConfig(RayOptions, NodeOptions):
     """How workers come to exist, and the limits of their calls.
 
-    What backend ``ray`` takes besides is described at ``RayOptions``.
+    What backend ``ray`` takes besides is described at ``RayOptions``, and what ``mp`` takes on several nodes
+    at ``NodeOptions``.
 
     Attributes:
         backend: ``uni``, ``mp``, ``external_launcher``, ``ray``, ``pkg.mod:Class`` or a
@@ -78,6 +81,8 @@ class ExecutorConfig(RayOptions):
         max_concurrent_steps: Steps in flight; more of them wait their turn. None: 8, or the
             stages of the pipeline and one.
         distributed_timeout: Seconds that a rank waits for another one, in a collective or for hidden states.
+        divergence_check: With ``external_launcher``: compare the calls of all ranks, so that one that
+            differs is an error on all of them; False: take it on trust, and save a message for each.
         slow_call: Seconds after which a pending call is reported as ``SlowCall``.
         close_grace: Seconds that ``close`` gives running work before it gets rough.
         term_grace: Seconds after that from ``SIGTERM`` to ``SIGKILL``.
@@ -106,6 +111,7 @@ class ExecutorConfig(RayOptions):
     on_timeout: Literal["fail_call", "fail_executor"] = "fail_call"
     max_concurrent_steps: int | None = None
     distributed_timeout: float = 300.0
+    divergence_check: bool = True
     slow_call: float = 10.0
     close_grace: float = 2.0
     term_grace: float = 2.0
@@ -115,6 +121,7 @@ class ExecutorConfig(RayOptions):
     def __post_init__(self) -> None:
         """Refuse limits that are not positive numbers, and settings of the wrong kind."""
         RayOptions.__post_init__(self)
+        NodeOptions.__post_init__(self)
         seconds(
             self, "start_timeout", "rpc_timeout", "step_timeout", "distributed_timeout", "slow_call", "close_grace",
             "term_grace", "kill_grace",
@@ -142,4 +149,10 @@ class ExecutorConfig(RayOptions):
             raise ConfigError(
                 f"ExecutorConfig.{foreign[0]} is {getattr(self, foreign[0])!r} and backend is {self.backend!r}: that is "
                 "a setting of backend='ray'; take that one, or leave it out"
+            )
+        elsewhere = self.node_settings() if isinstance(self.backend, str) and self.backend in _WITHOUT_NODES else ()
+        if elsewhere:
+            raise ConfigError(
+                f"ExecutorConfig.{elsewhere[0]} is {getattr(self, elsewhere[0])!r} and backend is {self.backend!r}: that "
+                "is a setting of backend='mp'; take that one, or leave it out"
             )

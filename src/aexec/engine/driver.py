@@ -56,6 +56,7 @@ from aexec.errors import (
     RequestTimeout,
 )
 from aexec.executor.base import Executor
+from aexec.executor.direct import Reply
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId, StepResult
 from aexec.observe.hub import EventHub
 
@@ -112,7 +113,7 @@ class EngineDriver(ConstrainedRequests):
         self._holds = Holds()
         self._outcomes = StepOutcomes(scheduler, self._streams, self._masks, self._outages, self._fail)
         self._replies = StepReplies(executor, self)
-        self._holders: list[Deferred[None]] = []  # told when no step is in flight
+        self._holders: list[Reply] = []  # told when no step is in flight
 
     async def on_start(self) -> None:
         """Say how steps follow each other."""
@@ -134,7 +135,7 @@ class EngineDriver(ConstrainedRequests):
     # ------------------------------------------------------------ requests come and go
 
     @handles(Generate)
-    def generate(self, message: Generate) -> None:
+    def generate(self, message: Generate) -> Deferred[None] | None:
         """Queue a request.
 
         Raises:
@@ -144,22 +145,29 @@ class EngineDriver(ConstrainedRequests):
             EngineDraining: Nothing new is taken.
             AexecError: The workers, or their weights, are gone for good.
         """
-        if message.streams[0].is_abandoned:
-            return
-        self._check_open(message.request_id)
+        if not message.streams[0].is_abandoned:
+            self._check_open(message.request_id)
+            self._admit(message, self._samples(message))
+            self._wake()
+        return None
+
+    def _samples(self, message: Generate) -> list[Request]:
+        """The requests that a caller's one stands for, as far as they can be judged by themselves."""
         if message.sampling.stop and not self._has_text:
             raise InvalidRequest("stop texts need a tokenizer, and this model has none: use stop_token_ids")
         if message.sampling.structured is not None:
             self._masks.check(message.sampling.structured)
         request = make_request(message.request_id, message.prompt, message.sampling, self._limits, message.options)
-        samples = samples_of(request)
+        return samples_of(request)
+
+    def _admit(self, message: Generate, samples: list[Request]) -> None:
+        """Queue them."""
         self._outages.add(*samples)
         for sample, stream in zip(samples, message.streams, strict=True):
             self._streams.follow(sample, stream, self._limit_time(sample, message.options.timeout))
             self._limit_wait(sample.request_id)
             if sample.structured is not None:
                 self._compile(sample)
-        self._wake()
 
     @handles(Expire, lane="urgent")
     def expire(self, message: Expire) -> None:
@@ -176,12 +184,12 @@ class EngineDriver(ConstrainedRequests):
         return self.context.after(seconds, Expire(request, seconds)).cancel
 
     @handles(Abort, lane="urgent")
-    def abort(self, message: Abort) -> bool:
+    def abort(self, message: Abort) -> bool | Deferred[bool]:
         """End a request and free its blocks; its stream says ``abort``."""
         return self._streams.abort(message.request_id, message.stream)
 
     @handles(ResetPrefixCache)
-    def reset_prefix_cache(self, message: ResetPrefixCache) -> bool:
+    def reset_prefix_cache(self, message: ResetPrefixCache) -> bool | Deferred[bool]:
         """Share nothing that is stored now."""
         del message
         return self._scheduler.reset_prefix_cache()
@@ -207,17 +215,20 @@ class EngineDriver(ConstrainedRequests):
     @handles(Hold)
     def hold(self, message: Hold) -> Deferred[None]:
         """Launch no step; answered when none is in flight."""
+        reply: Deferred[None] = self.context.defer(message)
+        self._begin_hold(message, reply)
+        return reply
+
+    def _begin_hold(self, message: Hold, reply: Reply) -> None:
         self._holds.add(message.reason, message.mode, message.key)
         if message.mode == "abort":
             for request_id in self._streams.request_ids:
                 self._streams.abort(request_id)
-        reply: Deferred[None] = self.context.defer(message)
         self._holders.append(reply)
         reply.on_cancel(partial(self._leave_hold, reply, message))
         self._answer_holders()
-        return reply
 
-    def _leave_hold(self, reply: Deferred[None], message: Hold) -> None:
+    def _leave_hold(self, reply: Reply, message: Hold) -> None:
         """Whoever wanted it has gone before they knew that they had it: nobody else will end it."""
         self._holders.remove(reply)
         reply.resolve(None)
@@ -225,8 +236,12 @@ class EngineDriver(ConstrainedRequests):
         self._wake()
 
     @handles(Release)
-    def release(self, message: Release) -> None:
+    def release(self, message: Release) -> Deferred[None] | None:
         """Launch steps again, if nothing else holds them."""
+        self._end_hold(message)
+        return None
+
+    def _end_hold(self, message: Release) -> None:
         self._holds.remove(message.reason, message.key)
         if message.recompute:
             self._scheduler.preempt_all()
@@ -319,9 +334,12 @@ class EngineDriver(ConstrainedRequests):
             return False
         self._step = step = StepId(self._step + 1)
         self._in_flight.take_off(step, batch, self._masks.constrained(self._scheduler.sampled(batch)))
-        self._replies.launch(ExecuteModel(step, batch, batch.total_num_scheduled_tokens))
+        self._send(ExecuteModel(step, batch, batch.total_num_scheduled_tokens))
         self._ask_for_masks()
         return True
+
+    def _send(self, message: ExecuteModel) -> None:
+        self._replies.launch(message)
 
     def _share(self) -> int | None:
         """Requests of the next batch at most, where several stages want some each."""

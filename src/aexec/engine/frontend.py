@@ -22,6 +22,8 @@ from aexec.engine.events import EngineEvent
 from aexec.engine.generation import prompt_token_ids
 from aexec.engine.grammar.manager import GrammarManager
 from aexec.engine.overlap import AsyncScheduling, StepLoop, choose_loop, num_stages
+from aexec.engine.replicated.driver import ReplicatedDriver
+from aexec.engine.replicated.prepare import is_replicated, prepare
 from aexec.engine.samples import sample_id
 from aexec.engine.scheduler import Scheduler
 from aexec.engine.statistics import EngineStatistics
@@ -29,6 +31,7 @@ from aexec.engine.stream import TokenStream
 from aexec.engine.text import Tokenizer
 from aexec.errors import AexecError, MailboxFull
 from aexec.executor.base import Executor
+from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.lifecycle import ModelInfo
 from aexec.messages.request import RequestOptions, SamplingParams
 from aexec.observe import get_logger
@@ -38,6 +41,7 @@ __all__ = ("Frontend", "start_driver")
 
 _HEALTH_SECONDS = 10.0
 _SETTLE_SECONDS = 1.0
+_PART_SECONDS = 2.0
 _CONTROL_ROOM = 64  # messages that the driver's mailbox holds beside one for each request
 
 
@@ -62,6 +66,11 @@ class Frontend:
     model_info: ModelInfo
     events: EventHub[EngineEvent]
     async_scheduling: AsyncScheduling
+
+    @property
+    def is_replicated(self) -> bool:
+        """Other ranks have engines of their own, and all have to be asked alike."""
+        return is_replicated(self.executor)
 
     async def encode(self, prompt: object) -> tuple[object, ...]:
         """Token ids of a prompt; see :func:`prompt_token_ids`."""
@@ -104,6 +113,14 @@ class Frontend:
         with contextlib.suppress(AexecError):
             await self.driver.ask(GetStatistics(), timeout=_SETTLE_SECONDS)
 
+    async def part(self) -> None:
+        """End all requests on all ranks at once, so that none leaves another one in the middle of a step."""
+        with contextlib.suppress(AexecError):  # the others do not come, or something has failed
+            figures = await self.driver.ask(GetStatistics(), timeout=_SETTLE_SECONDS)
+            is_busy = figures.num_streams or figures.steps.num_in_flight
+            if is_busy and self.executor.state is ExecutorState.READY:
+                await self.driver.ask(Hold(reason="closing", mode="abort"), timeout=_PART_SECONDS)
+
     async def flush(self, timeout: float) -> None:
         """Launch no more steps, and have the KV connector keep what the cache holds; whatever fails, this ends."""
         try:
@@ -124,6 +141,7 @@ async def start_driver(
     *,
     max_logprobs: int,
     draw_seed: Callable[[], int],
+    reseed: Callable[[int], None] | None,
     is_guest: bool,
 ) -> Frontend:
     """Ask the executor for its model, and start a driver on it; ``stack`` ends it.
@@ -137,8 +155,12 @@ async def start_driver(
         structured: Limits of grammars.
         max_logprobs: Most log-probabilities per position.
         draw_seed: Gives a seed to requests that bring none.
+        reseed: Makes ``draw_seed`` give what follows from a number; None: it follows from the user's.
         is_guest: The executor outlives the driver.
     """
+    driver_class: type[EngineDriver] = EngineDriver
+    if is_replicated(executor):
+        driver_class, structured = ReplicatedDriver, await prepare(executor, cache, structured, reseed)
     infos: list[ModelInfo] = await executor.collective_rpc("model_info")
     info = infos[executor.output_rank]
     # All ranks hold the same blocks: what the least of them holds.
@@ -162,7 +184,7 @@ async def start_driver(
     mailbox = config.max_num_seqs + config.max_num_waiting + _CONTROL_ROOM
     spawner = system.using(name="driver", mailbox=mailbox)
     driver = await spawner.spawn(
-        EngineDriver,
+        driver_class,
         executor,
         scheduler,
         limits,
@@ -176,6 +198,8 @@ async def start_driver(
     )
     frontend = Frontend(executor, driver, system, text.tokenizer, info, events, loop.async_scheduling)
     stack.push_async_callback(frontend.settle)
+    if frontend.is_replicated:
+        stack.push_async_callback(frontend.part)
     if scheduler.connector is not None and scheduler.connector.flush_timeout:
         stack.push_async_callback(frontend.flush, scheduler.connector.flush_timeout)
     return frontend

@@ -123,6 +123,10 @@ class InFlight:
         """No step waits for its ``SampleTokens`` to go out."""
         return not self._flights or self._flights[-1].state in _SENT
 
+    def may_follow(self, step: StepId) -> bool:
+        """No step before ``step`` waits for its ``SampleTokens`` to go out."""
+        return all(flight.state in _SENT for flight in self._flights if flight.step < step)
+
     def knows(self, step: StepId) -> bool:
         """The step is in flight."""
         return self._find(step) is not None
@@ -196,17 +200,34 @@ class InFlight:
             The steps whose outcome is to be taken now, in order: none while an earlier one is in
             flight, or when this one is not known (any longer).
         """
+        if not self.mark_landed(step, output, error):
+            return []
+        ready: list[Flight] = []
+        while self.has_landed:
+            ready.append(self.take_landed())
+        return ready
+
+    def mark_landed(self, step: StepId, output: object = None, error: Exception | None = None) -> bool:
+        """The same, and take no outcome yet; False: the step is not known (any longer)."""
         flight = self._find(step)
         if flight is None:
-            return []
+            return False
         self._count()
         flight.state, flight.output, flight.error = FlightState.LANDED, output, error
-        ready: list[Flight] = []
-        while self._flights and self._flights[0].state is FlightState.LANDED:
-            ready.append(self._flights.popleft())
-        self._num_landed += len(ready)
-        self._num_failed += sum(each.error is not None for each in ready)
-        return ready
+        return True
+
+    @property
+    def has_landed(self) -> bool:
+        """The outcome of the oldest step may be taken."""
+        return bool(self._flights) and self._flights[0].state is FlightState.LANDED
+
+    def take_landed(self) -> Flight:
+        """The oldest step, which has landed: its slot is free."""
+        self._count()
+        flight = self._flights.popleft()
+        self._num_landed += 1
+        self._num_failed += flight.error is not None
+        return flight
 
     def clear(self) -> list[Flight]:
         """Nothing comes of the steps in flight any longer: forget them, and return them."""

@@ -21,6 +21,7 @@ from aexec.engine.recovery import PEER_SECONDS, Fate
 from aexec.engine.scheduler import Scheduler
 from aexec.errors import EngineDraining, WorkerDied
 from aexec.executor.base import Executor, ExecutorEvent
+from aexec.executor.direct import Reply
 from aexec.messages.lifecycle import GroupRestarted
 from aexec.observe.hub import EventHub
 
@@ -54,7 +55,7 @@ class EngineLife(ConnectorHost):
         self._in_flight, self._streams, self._events = in_flight, streams, events
         self._outages = Outages(executor, scheduler, in_flight, streams, timeout=recovery_timeout, hub=events)
         self._is_draining = False
-        self._drainers: list[Deferred[None]] = []  # told when no request is left
+        self._drainers: list[Reply] = []  # told when no request is left
         streams.on_empty = self._answer_drainers
 
     async def on_start(self) -> None:
@@ -139,22 +140,29 @@ class EngineLife(ConnectorHost):
     @handles(Drain)
     def drain(self, message: Drain) -> Deferred[None]:
         """Take no new requests; answered when all have ended."""
-        self._is_draining = True
         reply: Deferred[None] = self.context.defer(message)
+        self._begin_drain(reply)
+        return reply
+
+    def _begin_drain(self, reply: Reply) -> None:
+        self._is_draining = True
         self._drainers.append(reply)
         reply.on_cancel(partial(self._leave_drain, reply))
         self._answer_drainers()
-        return reply
 
-    def _leave_drain(self, reply: Deferred[None]) -> None:
+    def _leave_drain(self, reply: Reply) -> None:
         """Whoever asked has gone; nothing new is taken all the same."""
         self._drainers.remove(reply)
         reply.resolve(None)
 
     @handles(TakeRequests)
-    def take_requests(self, message: TakeRequests) -> None:
+    def take_requests(self, message: TakeRequests) -> Deferred[None] | None:
         """Take new requests again."""
         del message
+        self._end_drain()
+        return None
+
+    def _end_drain(self) -> None:
         self._is_draining = False
 
     def _answer_drainers(self) -> None:

@@ -69,6 +69,7 @@ class LiveStreams:
         self._scheduler, self._tokenizer = scheduler, tokenizer
         self._live: dict[str, LiveRequest] = {}
         self.on_empty: Callable[[], None] | None = None
+        self.on_abandoned: Callable[[str, TokenStream], object] = self.abort
 
     def __len__(self) -> int:
         """How many there are."""
@@ -93,6 +94,11 @@ class LiveStreams:
             stream.decoder, decoder = decoder, None
         text = RequestText(decoder, sampling.stop, sampling.min_tokens)
         self._live[request.request_id] = LiveRequest(stream, text, sampling.prompt_logprobs is not None, on_end)
+
+    def follows(self, request_id: str, stream: TokenStream) -> bool:
+        """The tokens of a request, which goes on, are for this stream."""
+        live = self._live.get(request_id)
+        return live is not None and live.stream is stream
 
     def at_end(self, request_id: str, call: Callable[[], None]) -> None:
         """Call this too when a request ends, in whatever way; at once if it has."""
@@ -119,7 +125,7 @@ class LiveStreams:
             if live.stream.is_abandoned:  # and the mailbox had no room for its Abort
                 abandoned.append(delta)
         for delta in abandoned:
-            self.abort(delta.update.request.request_id, delta.live.stream)
+            self.on_abandoned(delta.update.request.request_id, delta.live.stream)
         return deltas
 
     def hand_out(self, delta: Delta) -> None:

@@ -139,6 +139,7 @@ class AsyncLLM(EngineOperations):
         self._given = _executor_or_config(executor, parallel, on_failure)
         self._max_logprobs, self._progress = max_logprobs, progress or _silent
         self._random = random.Random(seed)  # noqa: S311  # sampling is no cryptography
+        self._reseed = self._random.seed if seed is None else None
         self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()  # opening and closing take turns
         self._stack: AsyncExitStack | None = None
@@ -324,6 +325,7 @@ class AsyncLLM(EngineOperations):
             self.structured_output,
             max_logprobs=self._max_logprobs,
             draw_seed=self._draw_seed,
+            reseed=self._reseed,
             is_guest=executor is self._given,
         )
 

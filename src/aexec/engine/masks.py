@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from aexec.engine.grammar.following import RequestGrammar
 from aexec.engine.grammar.statistics import GrammarStatistics
@@ -52,8 +52,8 @@ class StepMasks(Protocol):
         """Those of the requests that a step samples which have a grammar; asked at each launch."""
         ...
 
-    async def mask(self, request_ids: frozenset[str]) -> Masks:
-        """The bitmask of these; asked once all tokens before are told. Raises: the step cannot be sampled."""
+    def mask(self, request_ids: frozenset[str]) -> Coroutine[Any, Any, Masks]:
+        """The bitmask of these, as they are now; asked once all tokens before are told. Raises: the step cannot be sampled."""
         ...
 
     def accept(self, updates: Iterable[RequestUpdate]) -> list[RequestUpdate]:

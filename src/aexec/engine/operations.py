@@ -21,10 +21,11 @@ from anyio import move_on_after, to_thread
 from aexec.engine.calls import Drain, HaveWeights, Hold, Release, ResetPrefixCache, TakeRequests
 from aexec.engine.events import EngineEvent
 from aexec.engine.frontend import Frontend
+from aexec.engine.replicated.calls import EndTurn, TakeTurn
 from aexec.errors import AexecError, CallTimeout, ConfigError, ModelNotReady, UnknownMethod, note
 from aexec.executor.base import Executor
 from aexec.executor.lifecycle import ExecutorState
-from aexec.messages.operations import NamedTensors, PauseMode, WeightsReport, pairs_of
+from aexec.messages.operations import WEIGHT_METHODS, NamedTensors, PauseMode, WeightsReport, pairs_of
 from aexec.observe.hub import EventStream
 
 __all__ = ("CHUNK_BYTES", "EngineOperations")
@@ -33,6 +34,8 @@ __all__ = ("CHUNK_BYTES", "EngineOperations")
 CHUNK_BYTES = 256 * 2**20
 
 _PAUSE, _SLEEP, _UPDATE = "pause", "sleep", "new weights"
+_NEW_WEIGHTS = (*WEIGHT_METHODS, "finish_weight_update")
+_FROM_OWN_FILES = ("load_model", "load_weights", "reload_weights")  # unless they are given others
 _MODES = ("abort", "finish", "keep")
 _KEYS = itertools.count(1)  # of holds
 _END_SECONDS = 10.0  # in which an operation that was cancelled leaves the engine as it has to be
@@ -50,8 +53,23 @@ class EngineOperations(abc.ABC):
         ranks: Sequence[int] | None = None,
         reply_rank: int | None = None,
     ) -> list[Any]:
-        """Call a worker method on many ranks; see ``Executor.collective_rpc``."""
-        return await self._opened().executor.collective_rpc(method, args, kwargs, timeout, ranks, reply_rank)
+        """Call a worker method on many ranks; see ``Executor.collective_rpc``.
+
+        ``load_weights``, ``update_weights`` and their like are known by name: no step runs meanwhile, and
+        requests go on with the new weights. After any other method that changes the model, call
+        :meth:`reset_prefix_cache` before requests begin.
+        """
+        executor = self._opened().executor
+        name = method if isinstance(method, str) else getattr(method, "__qualname__", type(method).__name__)
+        async with self._in_turn(f"call of {name}"):
+            if method not in _NEW_WEIGHTS:
+                return await executor.collective_rpc(method, args, kwargs, timeout, ranks, reply_rank)
+            async with self._held(_UPDATE):
+                generation = executor.generation
+                replies = await executor.collective_rpc(method, args, kwargs, timeout, ranks, reply_rank)
+                await self._have_weights(generation, given=method not in _FROM_OWN_FILES or bool(args or kwargs))
+            await self._release_if_ready()
+        return replies
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Launch no more steps; returns when none is in flight.
@@ -126,7 +144,7 @@ class EngineOperations(abc.ABC):
             ConfigError: There is no such level.
         """
         executor = self._opened().executor
-        async with self._awake_or_held(executor, _AWAKE):
+        async with self._in_turn("sleep"), self._awake_or_held(executor, _AWAKE):
             await self._hold(_SLEEP)
             return await executor.sleep(level, timeout)
 
@@ -142,7 +160,7 @@ class EngineOperations(abc.ABC):
         """
         tags = [tags] if isinstance(tags, str) else tags
         executor = self._opened().executor
-        async with self._awake_or_held(executor, _AWAKE):
+        async with self._in_turn("wake-up"), self._awake_or_held(executor, _AWAKE):
             reports = await executor.wake_up(tags, timeout)
             await self._release_if_ready()
         return reports
@@ -157,7 +175,8 @@ class EngineOperations(abc.ABC):
         Args:
             weights: Full tensors by the names of the ``transformers`` model's ``state_dict()``:
                 a mapping or pairs, also from an iterator, which is run in a thread and read
-                in chunks, so that a whole second copy never has to be in memory.
+                in chunks, so that a whole second copy never has to be in memory. Those that a
+                trainer of the same processes has spread (``DTensor``) are put together one by one.
             partial: Leave weights that do not come as they are; not after sleep level 2.
             chunk_bytes: Of tensors in one call.
 
@@ -173,7 +192,7 @@ class EngineOperations(abc.ABC):
                 rebuilt have the weights of the model's files.
         """
         executor = self._opened().executor
-        async with self._awake_or_held(executor), self._held(_UPDATE):
+        async with self._in_turn(_UPDATE), self._awake_or_held(executor), self._held(_UPDATE):
             generation, has_begun = executor.generation, False
             try:
                 await executor.collective_rpc("start_weight_update")
@@ -200,7 +219,7 @@ class EngineOperations(abc.ABC):
             ModelNotReady: The weights are asleep.
         """
         executor = self._opened().executor
-        async with self._awake_or_held(executor), self._held(_UPDATE):
+        async with self._in_turn("load weights"), self._awake_or_held(executor), self._held(_UPDATE):
             generation = executor.generation
             try:
                 reports = await executor.collective_rpc("load_weights", (path,))
@@ -214,6 +233,21 @@ class EngineOperations(abc.ABC):
                 raise
             await self._release_if_ready()
         return _merged(reports)
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self, what: str) -> AsyncGenerator[None]:
+        """What calls the executor beside the steps; where each rank has an engine, in the same order on all of them."""
+        frontend = self._opened()
+        if not frontend.is_replicated:
+            yield
+            return
+        key = next(_KEYS)
+        try:
+            await frontend.driver.ask(TakeTurn(what=what, key=key), timeout=None)
+            yield
+        finally:
+            with move_on_after(_END_SECONDS, shield=True), contextlib.suppress(AexecError):
+                await frontend.driver.ask(EndTurn(key=key), timeout=None)
 
     # ------------------------------------------------------------ holds
 
@@ -315,8 +349,11 @@ def _next_chunk(pairs: Iterator[tuple[str, Any]], limit: int) -> list[tuple[str,
     chunk: list[tuple[str, Any]] = []
     size = 0
     while size < limit and (pair := next(pairs, None)) is not None:
-        chunk.append(pair)
-        size += int(getattr(pair[1], "nbytes", 0))
+        name, tensor = pair
+        if hasattr(tensor, "full_tensor"):  # spread over a trainer's ranks, all of which come to it in this order
+            tensor = tensor.full_tensor()
+        chunk.append((name, tensor))
+        size += int(getattr(tensor, "nbytes", 0))
     return chunk
 
 

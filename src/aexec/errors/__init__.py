@@ -23,8 +23,12 @@ from aexec.errors.actors import UnhandledMessage as UnhandledMessage
 from aexec.errors.actors import WrongLoop as WrongLoop
 from aexec.errors.engine import EngineDraining as EngineDraining
 from aexec.errors.engine import EngineRecovering as EngineRecovering
+from aexec.errors.engine import RanksDisagree as RanksDisagree
 from aexec.errors.model import ModelNotReady as ModelNotReady
 from aexec.errors.model import WeightsMismatch as WeightsMismatch
+from aexec.errors.nodes import LeaderLost as LeaderLost
+from aexec.errors.nodes import LeaderNotFound as LeaderNotFound
+from aexec.errors.nodes import NodeRefused as NodeRefused
 from aexec.errors.request import InvalidRequest as InvalidRequest
 from aexec.errors.request import QueueFull as QueueFull
 from aexec.errors.request import RequestAborted as RequestAborted
@@ -43,6 +47,7 @@ from aexec.errors.setup import UnsupportedModel as UnsupportedModel
 from aexec.errors.transport import ArenaFull as ArenaFull
 from aexec.errors.transport import ChannelClosed as ChannelClosed
 from aexec.errors.transport import ChannelFull as ChannelFull
+from aexec.errors.transport import LinkRefused as LinkRefused
 from aexec.errors.transport import MeetingFailed as MeetingFailed
 from aexec.errors.transport import MessageNotDecoded as MessageNotDecoded
 from aexec.errors.transport import MessageTooLarge as MessageTooLarge
@@ -52,6 +57,8 @@ from aexec.errors.workers import ExecutorPaused as ExecutorPaused
 from aexec.errors.workers import ExecutorUnavailable as ExecutorUnavailable
 from aexec.errors.workers import PeerLost as PeerLost
 from aexec.errors.workers import ProtocolError as ProtocolError
+from aexec.errors.workers import RanksDiverged as RanksDiverged
+from aexec.errors.workers import RanksMissing as RanksMissing
 from aexec.errors.workers import RemoteError as RemoteError
 from aexec.errors.workers import StepStateError as StepStateError
 from aexec.errors.workers import UnknownMethod as UnknownMethod
@@ -75,6 +82,9 @@ __all__ = (
     "ExecutorPaused",
     "ExecutorUnavailable",
     "InvalidRequest",
+    "LeaderLost",
+    "LeaderNotFound",
+    "LinkRefused",
     "MailboxFull",
     "MeetingFailed",
     "MessageNotDecoded",
@@ -84,11 +94,15 @@ __all__ = (
     "ModelLoadError",
     "ModelNotFound",
     "ModelNotReady",
+    "NodeRefused",
     "OutOfMemory",
     "PeerLost",
     "PlacementFailed",
     "ProtocolError",
     "QueueFull",
+    "RanksDisagree",
+    "RanksDiverged",
+    "RanksMissing",
     "RemoteError",
     "RequestAborted",
     "RequestError",

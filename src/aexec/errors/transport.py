@@ -8,6 +8,7 @@ __all__ = (
     "ArenaFull",
     "ChannelClosed",
     "ChannelFull",
+    "LinkRefused",
     "MeetingFailed",
     "MessageNotDecoded",
     "MessageTooLarge",
@@ -42,16 +43,18 @@ class ChannelFull(TransportError):
 
     Attributes:
         channel: Its name.
-        queued: Frames that wait, which is the bound.
+        queued: Frames that wait.
+        num_bytes: How long they are.
     """
 
-    def __init__(self, channel: str, queued: int) -> None:
-        super().__init__(channel, queued)
-        self.channel, self.queued = channel, queued
+    def __init__(self, channel: str, queued: int, num_bytes: int = 0) -> None:
+        super().__init__(channel, queued, num_bytes)
+        self.channel, self.queued, self.num_bytes = channel, queued, num_bytes
 
     def __str__(self) -> str:
+        size = f" ({self.num_bytes / 2**20:,.1f} MiB)" if self.num_bytes >= 1 << 20 else ""
         return (
-            f"channel {self.channel} is full: {self.queued} frames wait for a peer that does not read them; "
+            f"channel {self.channel} is full: {self.queued} frames{size} wait for a peer that does not read them; "
             "await flushed() before sending more, or find out why it is stuck"
         )
 
@@ -116,6 +119,22 @@ class MeetingFailed(TransportError, ConnectionError):
 
     def __str__(self) -> str:
         return f"rank {self.rank} could not get its {self.line} line to the driver at {self.where}: {self.why}"
+
+
+class LinkRefused(TransportError, ValueError):
+    """Whoever listens there does not take a line from this node, and will not if it is asked again.
+
+    Attributes:
+        where: The address that was dialled.
+        why: What is known of the reason, and what to change.
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where, self.why = where, why
+
+    def __str__(self) -> str:
+        return f"{self.where} refused this node: {self.why}"
 
 
 class MessageTooLarge(TransportError, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aexec.errors.root import AexecError
 
@@ -12,6 +12,8 @@ __all__ = (
     "ExecutorUnavailable",
     "PeerLost",
     "ProtocolError",
+    "RanksDiverged",
+    "RanksMissing",
     "RemoteError",
     "StepStateError",
     "UnknownMethod",
@@ -40,6 +42,60 @@ class PeerLost(AexecError):
     def __str__(self) -> str:
         whom = "its group" if self.peer is None else f"rank {self.peer}"
         return f"rank {self.rank} could not {self.doing}: {whom} is gone or too late ({self.detail})"
+
+
+class RanksDiverged(AexecError, RuntimeError):
+    """Ranks that have to make the same calls in the same order did not; their executors are lost.
+
+    Attributes:
+        rank: The one that differs, as far as that can be told: out of two, the higher one.
+        call: The call at which they differ, counted from 1 in each rank.
+        step: The step that is in question; None outside of steps.
+        asked: What ranks asked for with that call, or what became of them instead, by rank.
+        problem: What is wrong, in words.
+    """
+
+    def __init__(
+        self, rank: int, call: int, step: int | None = None, asked: Mapping[int, str] | None = None, problem: str = ""
+    ) -> None:
+        asked = dict(asked or {})
+        super().__init__(rank, call, step, asked, problem)
+        self.rank, self.call, self.step, self.asked, self.problem = rank, call, step, asked, problem
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f", step {self.step}"
+        sides: dict[str, list[int]] = {}
+        for rank, text in self.asked.items():
+            sides.setdefault(text, []).append(rank)
+        said = "; ".join(f"{_ranks(ranks)} {text}" for text, ranks in sides.items())
+        return (
+            f"rank {self.rank} {self.problem or 'does not do what the others do'} (call {self.call}{step}): {said}; "
+            "all ranks have to make the same calls with the same arguments in the same order"
+        )
+
+
+class RanksMissing(AexecError, TimeoutError):
+    """Ranks that a launcher has started, or should have, did not come to where all have to be.
+
+    Attributes:
+        missing: Who, counted over all replicas.
+        after: The limit, seconds; None: it was not reached, for they have said that they will not come.
+        doing: What the others wait to do, as in ``meet``.
+        why: What is known of them.
+    """
+
+    def __init__(self, missing: Sequence[int], after: float | None, doing: str, why: str = "") -> None:
+        super().__init__(tuple(missing), after, doing, why)
+        self.missing, self.after, self.doing, self.why = tuple(missing), after, doing, why
+
+    def __str__(self) -> str:
+        when = "" if self.after is None else f" within {self.after:g} s"
+        why = self.why or "does the launcher run a process for each of them, and does it get to open the executor?"
+        return f"{_ranks(self.missing)} did not come to {self.doing}{when}: {why}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks)) or 'unknown'}"
 
 
 class StepStateError(AexecError, RuntimeError):

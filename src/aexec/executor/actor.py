@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from aexec.actor import Deferred, Exit, handles
 from aexec.errors import AexecError, ExecutorClosed, ExecutorUnavailable, UnknownMethod
-from aexec.executor.calls import CheckHealth, Collective, Pause, Resume, Sleep, Stacks, WakeUp, WeightsLoaded
+from aexec.executor.calls import Agree, CheckHealth, Collective, Pause, Resume, Sleep, Stacks, WakeUp, WeightsLoaded
 from aexec.executor.collective import Answers, Lane
 from aexec.executor.direct import Reply
 from aexec.executor.health import report
@@ -118,6 +118,17 @@ class ExecutorActor(ExecutorLife):
         if not (self._board.state is ExecutorState.DRAINING and message.step in self._steps.gate.flying):
             self._fanout()
         self._steps.sample(message, reply, until)
+
+    @handles(Agree)
+    def agree(self, message: Agree) -> Deferred[list[str]]:
+        """Find out what the processes of all ranks say in this round.
+
+        Raises:
+            AexecError: The executor is not ready.
+        """
+        self._fanout()
+        group = self._generation.group
+        return self._work(message, lambda _: group.agree(message.keys, message.timeout))
 
     @handles(CheckHealth)
     def check_health(self, message: CheckHealth) -> Deferred[HealthReport]:

@@ -56,6 +56,11 @@ class Executor(Protocol):
         """Pid, node, phase and state of each rank, in rank order."""
         ...
 
+    @property
+    def is_replicated(self) -> bool:
+        """True: every rank's process has an executor of its own, and all of them have to be asked alike; see :meth:`agree`."""
+        ...
+
     async def collective_rpc(
         self,
         method: str | Callable[..., Any],
@@ -87,6 +92,21 @@ class Executor(Protocol):
 
     async def sample_tokens(self, step_id: StepId, grammar: GrammarOutput | None = None) -> StepResult:
         """Sample a launched step; the result is the output rank's."""
+        ...
+
+    async def agree(self, keys: Sequence[str], timeout: float | None = None) -> list[str]:
+        """What all processes of a replicated executor have said in this round; elsewhere ``keys`` as they are.
+
+        The n-th round of each process belongs together, whatever it says, so a round may be
+        empty; one at a time. It goes past the workers, and so may be asked while steps run.
+
+        Args:
+            keys: What this process has to say, each once.
+            timeout: Seconds; None: ``distributed_timeout``. A round that is late is the end of the group.
+
+        Returns:
+            The keys that all have in common, in the order of the first rank.
+        """
         ...
 
     async def check_health(self, timeout: float = 1.0) -> HealthReport:

@@ -63,8 +63,9 @@ class ExecutorStatistics(NamedTuple):
 class Board:
     """The state of one executor, for reading."""
 
-    def __init__(self, backend: str, world_size: int, output_rank: int) -> None:
+    def __init__(self, backend: str, world_size: int, output_rank: int, *, is_replicated: bool = False) -> None:
         self.backend, self.world_size, self.output_rank = backend, world_size, output_rank
+        self.is_replicated = is_replicated
         self.state = ExecutorState.STARTING
         self.generation = 0
         self.events = EventHub[ExecutorEvent]()

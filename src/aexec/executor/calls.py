@@ -10,6 +10,7 @@ from aexec.messages.lifecycle import HealthReport
 from aexec.messages.operations import PauseMode
 
 __all__ = (
+    "Agree",
     "CheckHealth",
     "Close",
     "Collective",
@@ -42,6 +43,13 @@ class Collective(Message[list[Any]], frozen=True, kw_only=True):
     timeout: float | None
     ranks: tuple[int, ...]
     reply_rank: int | None = None
+
+
+class Agree(Message[list[str]], frozen=True):
+    """Find out what all processes of a replicated executor say, within ``timeout`` seconds."""
+
+    keys: tuple[str, ...]
+    timeout: float
 
 
 class CheckHealth(Message[HealthReport], frozen=True):

@@ -85,6 +85,7 @@ class Call(msgspec.Struct, eq=False):
         errors: By rank, the first one first.
         sent: False while it waits for its turn, and again if it could not be sent then.
         fails_at: When its waiter is given the first error; infinity: there is none.
+        counted: Its missing ranks count as busy with it.
         delivered: True once its waiter was given its value.
         on_end: Told when all ranks have answered, whoever waits, before the waiter is, unless
             there was an error; of an early call also of each error.
@@ -110,6 +111,7 @@ class Call(msgspec.Struct, eq=False):
     answers: Answers = {}
     errors: dict[int, AexecError] = {}
     sent: bool = False
+    counted: bool = False
     delivered: bool = False
     fails_at: float = math.inf
 
@@ -322,7 +324,7 @@ class CallBook:
             self.late += 1
             return None
         call.missing.discard(rank)
-        if call.lane is _SYNC:
+        if call.counted:
             self._busy[rank] -= 1
         if not call.missing:
             del self.open[call_id]
@@ -349,7 +351,8 @@ class CallBook:
     def _send(self, call: Call) -> Call:
         call.sent = True
         if call.lane is _SYNC:
-            for rank in call.ranks:
+            call.counted = True
+            for rank in call.missing:  # of a replicated executor some may have answered their own program's call
                 self._busy[rank] += 1
         return call
 

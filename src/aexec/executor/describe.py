@@ -9,18 +9,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 from aexec import environ
 from aexec.config import ExecutorConfig
+from aexec.messages.lifecycle import RankPlace
 
 __all__ = ("HIDDEN", "Description", "Setting", "describe", "hide")
 
 Source = Literal["argument", "default", "chosen", "environment"]
 
 HIDDEN = "(hidden)"
+_ANY_PORT = ("master_port", 0)
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY|AUTH|COOKIE|(^|_)KEY$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@|\b(sk-|hf_|ghp_|github_pat_|xox[abp]-|AKIA)\w{8,}")
 
@@ -47,10 +49,12 @@ class Description:
     Attributes:
         settings: All of them.
         environment: Variables that were sent to the workers; what looks like a secret is hidden.
+        places: The node, process and device of each rank, where the backend tells.
     """
 
     settings: tuple[Setting, ...]
     environment: Mapping[str, str]
+    places: tuple[RankPlace, ...] = ()
 
     def __getitem__(self, name: str) -> Setting:
         """The setting of that name.
@@ -64,23 +68,27 @@ class Description:
         return found
 
     def __str__(self) -> str:
-        """One setting a line."""
+        """One setting a line, and one rank."""
         width = max(len(setting.name) for setting in self.settings)
         lines = [f"{setting.name:{width}}  {setting.value!r}  ({setting.source})" for setting in self.settings]
         sent = [f"  {name}={value}" for name, value in self.environment.items()]
+        lines += [f"rank {at.rank}: node {at.node}, pid {at.pid}, device {at.device}" for at in self.places]
         return "\n".join([*lines, "sent to the workers:", *(sent or ["  nothing"])])
 
 
-def describe(config: ExecutorConfig, chosen: Mapping[str, Any], sent: Mapping[str, str]) -> Description:
+def describe(
+    config: ExecutorConfig, chosen: Mapping[str, Any], sent: Mapping[str, str], places: Sequence[RankPlace] = ()
+) -> Description:
     """The description of an executor.
 
     Args:
         config: Its settings.
         chosen: What is used where they left a choice, by name.
         sent: Variables that its workers were given.
+        places: Where each rank is.
     """
     settings = [*_fields(config, "", chosen), *_variables()]
-    return Description(tuple(settings), dict(sorted(hide(sent).items())))
+    return Description(tuple(settings), dict(sorted(hide(sent).items())), tuple(places))
 
 
 def hide(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +102,7 @@ def _fields(owner: Any, prefix: str, chosen: Mapping[str, Any]) -> Iterable[Sett
         name, value = prefix + field.name, getattr(owner, field.name)
         if dataclasses.is_dataclass(value) and field.name == "parallel":
             yield from _fields(value, f"{name}.", chosen)
-        elif value is None and name in chosen:
+        elif name in chosen and (value is None or (name, value) == _ANY_PORT):
             yield Setting(name, chosen[name], "chosen")
         else:
             shown: Any = hide(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
@@ -109,7 +117,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _variables() -> Iterable[Setting]:
     for variable in environ.VARIABLES:
-        yield Setting(variable.name, variable.read(), "environment" if variable.is_set() else "default")
+        is_set = variable.is_set()
+        value = HIDDEN if is_set and _is_secret(variable.name, "") else variable.read()
+        yield Setting(variable.name, value, "environment" if is_set else "default")
 
 
 def _is_secret(name: str, value: object) -> bool:

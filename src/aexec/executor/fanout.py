@@ -88,6 +88,7 @@ class Fanout:
         self.timeouts = self.errors = 0
         self._actor, self._ids, self._slow_every, self._emit = actor, ids, slow_every, emit
         self._everyone = tuple(range(world_size))
+        self._accepted = group.accepted if group.is_replicated else None
         self._armed = math.inf
         self._timed_out, self._look = timed_out, look
         self._quiet: anyio.Event | None = None
@@ -142,7 +143,10 @@ class Fanout:
         if self._is_over and lane is Lane.LIVENESS:  # the timer that would end it may be the next group's by now
             call.resolve()
             return call
-        for ready in self.book.accept(call):
+        to_send = self.book.accept(call)
+        if self._accepted is not None and lane is not Lane.LIVENESS:
+            self._accepted(number, message, where)
+        for ready in to_send:
             self._send(ready)
         if until < self._armed or call.slow_at < self._armed:
             self._arm(min(until, call.slow_at))
@@ -208,8 +212,7 @@ class Fanout:
         """Its waiter is gone: take it back where that does no harm."""
         if call.waiter is None:
             return
-        for ready in self.book.abandon(call):
-            self._send(ready)
+        self._withdraw(call)
         self._check_quiet()
         if call.sent and _revocable(call):
             self._tell(Revoke(call.id), call)
@@ -296,8 +299,15 @@ class Fanout:
             self._start(self._give_up(call, waiter))
         else:
             waiter.fail(_too_late(call, started=False, notes=self._ahead(call)))
-            for ready in self.book.abandon(call):
-                self._send(ready)
+            self._withdraw(call)
+
+    def _withdraw(self, call: Call) -> None:
+        """Its waiter is gone: what has not been sent never is, and makes room for others."""
+        to_send = self.book.abandon(call)
+        if self._accepted is not None and not call.sent and call.id not in self.book.open:
+            self.group.withdrawn(call.id)
+        for ready in to_send:
+            self._send(ready)
 
     async def _give_up(self, call: Call, waiter: Waiter) -> None:
         """Find out what the ranks are doing, take the call back if that does no harm, and end it."""

@@ -12,7 +12,7 @@ import anyio
 
 from aexec.actor import Context
 from aexec.config import ExecutorConfig
-from aexec.errors import CallTimeout, WorkerDied, note
+from aexec.errors import AexecError, CallTimeout, WorkerDied, note
 from aexec.executor.board import Board
 from aexec.executor.collective import CAUSE_WINDOW, Lane
 from aexec.executor.fanout import STACK_GRACE, Fanout
@@ -45,6 +45,7 @@ class Generation:
         progress: Told how far the start has come.
         ids: Call ids.
         died: Told of deaths after the start.
+        lost: Told, after the start, that the group can do nothing more.
         timed_out: Told of calls past their limit that had started.
         previous: The generation before it, which has stopped.
     """
@@ -59,20 +60,21 @@ class Generation:
         progress: Progress | None,
         ids: itertools.count[int],
         died: Callable[[WorkerDied], None],
+        lost: Callable[[AexecError], None],
         timed_out: Callable[[CallTimeout], None],
         previous: Generation | None = None,
     ) -> None:
         self.number = board.new_generation()
         self.hellos: tuple[Hello, ...] = ()
         self.dead: set[int] = set()
-        self._config, self._board, self._died = config, board, died
+        self._config, self._board, self._died, self._lost = config, board, died, lost
         self._log = actor.log
         self._progress = StartProgress(progress, board.world_size)
         self._starting = anyio.CancelScope()
         self._limit = anyio.CancelScope()
         self._ready = self._stopped = self._retired = False
         self._stop_lock = anyio.Lock()
-        self._killer: WorkerDied | None = None
+        self._killer: AexecError | None = None
         before = previous.group if previous else None
         if before is not None:  # it hands over all that it took over: no chain of those that were
             before.plan = dataclasses.replace(before.plan, previous=None)
@@ -102,7 +104,8 @@ class Generation:
         """
         try:
             await self._start()
-        except BaseException:
+        except BaseException as error:
+            self.group.given_up(error)
             await self.stop()
             raise
 
@@ -146,7 +149,18 @@ class Generation:
         self._board.phases[error.rank] = "ended"
         if self._ready:
             self._died(error)
-        elif self._killer is None:
+        else:
+            self._end_start(error)
+
+    def lost(self, error: AexecError) -> None:
+        """See ``GroupSink``."""
+        if self._ready:
+            self._lost(error)
+        else:
+            self._end_start(error)
+
+    def _end_start(self, error: AexecError) -> None:
+        if self._killer is None:
             self._killer = error
             self._starting.cancel()
         else:
@@ -164,7 +178,7 @@ class Generation:
         await self._hear_others(self._killer)
         raise self._killer
 
-    async def _hear_others(self, cause: WorkerDied) -> None:
+    async def _hear_others(self, cause: AexecError) -> None:
         """The first death is the cause; what the other ranks raised before and in this moment follows from it."""
         calls = list(self.fanout.book.open.values())
         await anyio.sleep(CAUSE_WINDOW)

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Protocol
 
 from aexec.actor import Context
 from aexec.config import ExecutorConfig
-from aexec.errors import WorkerDied
+from aexec.errors import AexecError, WorkerDied
 from aexec.messages.base import Message
 from aexec.messages.control import Hello
+from aexec.messages.lifecycle import RankPlace
 from aexec.worker.context import Progress
 
 __all__ = ("GroupPlan", "GroupSink", "WorkerGroup")
@@ -46,6 +47,10 @@ class GroupSink(Protocol):
 
     def died(self, error: WorkerDied) -> None:
         """A rank has ended without being told to; say so at once, clean up later."""
+        ...
+
+    def lost(self, error: AexecError) -> None:
+        """The group can do nothing more, though no rank of it has ended."""
         ...
 
 
@@ -83,9 +88,12 @@ class WorkerGroup(abc.ABC):
 
     Attributes:
         backend: Its name, for people.
+        is_replicated: Each rank's process has an executor of its own, and all of them make the same
+            calls in the same order; the group is told of each by :meth:`accepted`.
     """
 
     backend: ClassVar[str] = "custom"
+    is_replicated: ClassVar[bool] = False
 
     def __init__(self, plan: GroupPlan) -> None:
         self.plan = plan
@@ -120,6 +128,26 @@ class WorkerGroup(abc.ABC):
             AexecError: The message cannot travel; nobody was sent anything.
         """
 
+    def accepted(self, call: int, message: Message[Any], ranks: Sequence[int]) -> None:  # noqa: B027 - if replicated
+        """A call was taken, and will be sent in its turn; called in order of acceptance.
+
+        Liveness calls are not told.
+        """
+
+    def withdrawn(self, call: int) -> None:  # noqa: B027 - if replicated
+        """A call that was :meth:`accepted` will not be sent: its caller is gone, or its time was up."""
+
+    async def agree(self, keys: Sequence[str], timeout: float) -> list[str]:  # noqa: ARG002 - nobody else is asked
+        """What all processes of a replicated group say in this round; see ``Executor.agree``.
+
+        Raises:
+            AexecError: The group is lost.
+        """
+        return list(keys)
+
+    def given_up(self, error: BaseException) -> None:  # noqa: B027 - most have nobody to tell
+        """The executor has no more use for its workers, because of this; called before :meth:`stop` or :meth:`retire`."""
+
     @abc.abstractmethod
     async def stop(self, grace: float) -> Sequence[str]:
         """End all workers, those that are dead, stopped or half started too; may be called twice.
@@ -145,6 +173,10 @@ class WorkerGroup(abc.ABC):
     def environment(self) -> Mapping[str, str]:
         """The variables that its workers were given on top of what they have; for ``describe()``."""
         return self.plan.config.env
+
+    def places(self) -> Sequence[RankPlace]:
+        """Where each rank is, in rank order; for ``describe()``. Empty where there is nothing to tell."""
+        return ()
 
     def is_here(self, hello: Hello) -> bool:
         """True if the rank's process is one of this machine, so that the system can be asked about it."""

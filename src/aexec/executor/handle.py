@@ -19,7 +19,7 @@ from aexec.errors import ActorDied, AexecError, ConfigError, ExecutorClosed, Wro
 from aexec.executor.actor import ExecutorActor
 from aexec.executor.base import ExecutorEvent, FailureCallback
 from aexec.executor.board import Board, ExecutorStatistics
-from aexec.executor.calls import CheckHealth, Close, Collective, Open
+from aexec.executor.calls import Agree, CheckHealth, Close, Collective, Open
 from aexec.executor.describe import Description, describe
 from aexec.executor.direct import DirectReply, Reply, Taker
 from aexec.executor.dump import dump_text
@@ -101,6 +101,11 @@ class ExecutorHandle(Operations):
     def ranks(self) -> Sequence[RankInfo]:
         """Pid, node, phase and state of each rank, in rank order."""
         return self._board.ranks()
+
+    @property
+    def is_replicated(self) -> bool:
+        """True: every rank's process has an executor of its own, and all of them have to be asked alike; see :meth:`agree`."""
+        return self._board.is_replicated
 
     async def collective_rpc(
         self,
@@ -212,6 +217,30 @@ class ExecutorHandle(Operations):
             reply.fail(error)
         return True
 
+    async def agree(self, keys: Sequence[str], timeout: float | None = None) -> list[str]:
+        """What all processes of a replicated executor have said in this round; elsewhere ``keys`` as they are.
+
+        The n-th round of each process belongs together, whatever it says, so a round may be
+        empty; one at a time. It goes past the workers, and so may be asked while steps run.
+
+        Args:
+            keys: What this process has to say, each once.
+            timeout: Seconds; None: ``distributed_timeout``. A round that is late is the end of the group.
+
+        Returns:
+            The keys that all have in common, in the order of the first rank.
+
+        Raises:
+            RanksDiverged: The ranks are not asked alike.
+            CallTimeout: The limit has passed.
+            WorkerDied: A rank ended meanwhile.
+            ExecutorClosed: The executor is closed.
+        """
+        limit = check_timeout("agree", timeout) or self.config.distributed_timeout
+        if not self._board.is_replicated:
+            return list(keys)
+        return await self._ask(Agree(tuple(keys), limit))
+
     async def check_health(self, timeout: float = 1.0) -> HealthReport:
         """Ask the liveness lane of each rank; never raises for a rank that is unwell.
 
@@ -247,10 +276,10 @@ class ExecutorHandle(Operations):
         chosen: dict[str, Any] = {"backend": board.backend}
         if board.gate is not None:
             chosen["max_concurrent_steps"] = board.gate.limit
-        sent: Mapping[str, str] = self.config.env
-        if board.group is not None:
-            chosen, sent = {**chosen, **board.group.settings()}, board.group.environment()
-        return describe(self.config, chosen, sent)
+        if board.group is None:
+            return describe(self.config, chosen, self.config.env)
+        group = board.group
+        return describe(self.config, {**chosen, **group.settings()}, group.environment(), group.places())
 
     def statistics(self) -> ExecutorStatistics:
         """Counts of calls, errors, timeouts and late answers."""
@@ -319,7 +348,10 @@ async def start_executor(
     """
     _check_loop()
     backend.check(config)
-    board = Board(backend.backend, config.parallel.world_size, config.parallel.output_rank)
+    parallel = config.parallel
+    board = Board(
+        backend.backend, parallel.world_size, parallel.output_rank, is_replicated=backend.is_replicated
+    )  # fmt: skip
     stop_timeout = stop_budget(config) + RETIRE_BUDGET + 1.0
     system = ActorSystem(name=f"executor-{backend.backend}", timeout=None, stop_timeout=stop_timeout)
     await system.open()

@@ -142,6 +142,7 @@ class ExecutorLife(Actor):
             progress=self._progress,
             ids=self._ids,
             died=self._rank_died,
+            lost=self._group_lost,
             timed_out=self._call_timed_out,
             previous=self._now,
         )
@@ -165,6 +166,11 @@ class ExecutorLife(Actor):
         self.context.log.error("worker died", rank=error.rank, pid=error.pid, phase=error.phase, step=error.step)
         self._board.events.emit(error)
         self._lose(error)
+
+    def _group_lost(self, error: AexecError) -> None:
+        if self._board.state not in _OVER:
+            self.context.log.error("workers lost", why=str(error).partition("\n")[0])
+            self._lose(error)
 
     def _call_timed_out(self, error: CallTimeout) -> None:
         if self._config.on_timeout == "fail_executor":
@@ -196,6 +202,7 @@ class ExecutorLife(Actor):
         self._board.state = advance(self._board.state, ExecutorEvent.GAVE_UP)
         note(error, self._budget.verdict())
         self.context.log.error("executor failed for good", why=self._budget.verdict())
+        self._generation.group.given_up(error)
         self._board.callbacks.fire(error)
 
     async def _restart(self, reason: AexecError, delay: float | None) -> None:

@@ -16,12 +16,11 @@ import anyio
 from aexec.errors import ModelNotReady
 from aexec.executor.collective import Call
 from aexec.executor.steps import StepLine
+from aexec.messages.operations import WEIGHT_METHODS
 from aexec.model.residency import TRANSITIONS, Residency, WeightsEvent, WeightsState, sleep_event, wake_tags
 
-__all__ = ("WEIGHT_METHODS", "Memory", "Operation")
+__all__ = ("Memory", "Operation")
 
-#: Worker methods that bring weights; the state of the weights follows what they return.
-WEIGHT_METHODS = ("load_model", "load_weights", "reload_weights", "update_weights")
 _STARTS, _FINISHES, _CANCELS = "start_weight_update", "finish_weight_update", "cancel_weight_update"
 
 

@@ -9,10 +9,7 @@ from aexec.config import ExecutorConfig, ModelConfig
 from aexec.errors import ConfigError
 from aexec.model.dummy.settings import is_dummy
 
-__all__ = ("PLANNED", "select_backend")
-
-#: Names that will come, and what to do until then.
-PLANNED = {"external_launcher": "ranks started by torchrun or SLURM"}
+__all__ = ("select_backend",)
 
 
 def select_backend(config: ExecutorConfig, known: Collection[str], *, devices: int = 0, has_ray: bool = False) -> str:
@@ -38,8 +35,6 @@ def select_backend(config: ExecutorConfig, known: Collection[str], *, devices: i
         raise ConfigError(f"backend is {name!r}: expected {_choices(known)}")
     if ":" in name or name in known:
         return name
-    if name in PLANNED:
-        raise ConfigError(_not_yet(name, config, known))
     close = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ConfigError(f"backend is {name!r}: expected {_choices(known)}{hint}")
@@ -48,6 +43,8 @@ def select_backend(config: ExecutorConfig, known: Collection[str], *, devices: i
 def _choose(config: ExecutorConfig, devices: int, *, has_ray: bool) -> str:
     ranks = config.parallel.world_size
     given = config.ray_settings()
+    if config.nnodes > 1:
+        return "mp"
     if given:
         why = f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} given, and only Ray knows what to do with that"
         otherwise = f"leave {'it' if len(given) == 1 else 'them'} out"
@@ -71,11 +68,3 @@ def _takes_devices(config: ExecutorConfig) -> bool:
 
 def _choices(known: Collection[str]) -> str:
     return f"{', '.join(map(repr, sorted(known)))}, 'package.module:Class', or a WorkerGroup class"
-
-
-def _not_yet(name: str, config: ExecutorConfig, known: Collection[str]) -> str:
-    remedy = "uni" if config.parallel.world_size == 1 else "mp"
-    return (
-        f"backend {name!r} ({PLANNED[name]}) is not part of this release: take backend={remedy!r}, or bring your own "
-        f"class (known: {_choices(known)})"
-    )

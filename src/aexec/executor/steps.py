@@ -42,6 +42,7 @@ class StepLine:
         self._actor, self._world_size, self._output_rank = actor, world_size, output_rank
         self._fanout: Fanout  # from the first generation on
         self._samples = True
+        self._is_replicated = False
         self._outputs = KVOutputs(world_size, output_rank)
         self._changed: anyio.Event | None = None  # while somebody waits for it
         self._armed = math.inf
@@ -57,6 +58,7 @@ class StepLine:
             samples: False: its worker class has no ``sample_tokens``.
         """
         self._fanout, self._samples = fanout, samples
+        self._is_replicated = fanout.group.is_replicated
         self._outputs = KVOutputs(self._world_size, self._output_rank)
 
     def execute(self, message: ExecuteModel, reply: Reply, until: float | None) -> None:
@@ -236,8 +238,11 @@ class StepLine:
             self._tell()
 
     def _get_rid_of(self, flight: Flight, launch: Call) -> None:
-        """Its launch was refused; ranks that took it have to sample it, or they would sample no later one."""
-        if not launch.missing:
+        """Its launch was refused; ranks that took it have to sample it, or they would sample no later one.
+
+        Where all have to be asked alike, it must not matter who has answered by now.
+        """
+        if not launch.missing and not self._is_replicated:
             self._land(flight)
         elif flight.sampling is None:
             self._send_sampling(SampleTokens(flight.step), Pending(), None)

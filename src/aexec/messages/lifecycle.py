@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-__all__ = ("GroupRestarted", "HealthReport", "ModelInfo", "RankHealth", "RankInfo", "SlowCall", "WorkerStarted")
+__all__ = (
+    "GroupRestarted",
+    "HealthReport",
+    "ModelInfo",
+    "RankHealth",
+    "RankInfo",
+    "RankPlace",
+    "SlowCall",
+    "WorkerStarted",
+)
 
 RankState = Literal["starting", "ready", "stuck", "dead", "stopped"]
 
@@ -27,6 +36,22 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     phase: str
     state: RankState
+
+
+class RankPlace(NamedTuple):
+    """Where a rank is; for people.
+
+    Attributes:
+        rank: Which.
+        node: Its node.
+        pid: Its process there; 0: it has none yet.
+        device: As in ``cuda:0``, or ``auto``: the worker chooses; empty: not known.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    device: str
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

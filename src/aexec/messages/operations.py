@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ("NamedTensors", "PauseMode", "SleepReport", "WakeReport", "WeightsReport", "pairs_of")
+__all__ = ("WEIGHT_METHODS", "NamedTensors", "PauseMode", "SleepReport", "WakeReport", "WeightsReport", "pairs_of")
+
+#: Methods of workers that give them new weights, whatever the worker class.
+WEIGHT_METHODS = ("load_model", "load_weights", "reload_weights", "update_weights")
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """What an update of weights is given: tensors of the whole model by their names."""

@@ -21,6 +21,7 @@ def build_runner(
     partition: tuple[int, ...] | None = None,
     device: str = "auto",
     local_rank: int = 0,
+    num_local_ranks: int = 0,
     progress: LoadProgress | None = None,
 ) -> ModelRunner:
     """A runner that has loaded nothing yet; call ``load_model`` next.
@@ -35,8 +36,9 @@ def build_runner(
         partition: Layers of each stage; None balances them.
         device: As in ``cpu`` or ``cuda:0``; ``auto`` takes ``ModelConfig.device``, and if
             that is ``auto`` too CUDA where there is one. ``cuda`` takes the device of ``local_rank``
-            for a model on several ranks.
+            where there are several ranks.
         local_rank: Place among the ranks of this node.
+        num_local_ranks: How many ranks this node has, those of other replicas too; 0: those of this model.
         progress: Told how far loading has come.
 
     Raises:
@@ -59,12 +61,12 @@ def build_runner(
         device = model_config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and tp_size * pp_size > 1:
+    if device == "cuda" and max(tp_size * pp_size, num_local_ranks) > 1:
         device = _own_device(local_rank, torch.cuda.device_count())
     stage = Stage(pp_rank, pp_size, partition)
     return TorchRunner(
         model_config, cache_config, stage=stage, tp_rank=tp_rank, tp_size=tp_size, samples=samples, device=device,
-        progress=progress,
+        num_sharers=num_local_ranks, progress=progress,
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ import struct
 import time
 from collections.abc import Generator
 
+import tenacity
+
 from aexec.errors import PeerLost
 from aexec.parallel.door import admit, call, key_of, left, listen, receive
 from aexec.parallel.layout import RankLayout
@@ -20,6 +22,7 @@ from aexec.transport.handshake import Stranger
 
 __all__ = ("DirectoryMeeting",)
 
+_PAUSE = tenacity.wait_exponential(multiplier=0.01, max=0.25)  # seconds before it calls again
 _ENTRY = struct.Struct("<H62s")  # port, address as text
 Address = tuple[str, int]
 NOWHERE: Address = ("", 0)  # of a stage that nobody calls
@@ -29,8 +32,8 @@ class DirectoryMeeting:
     """How one rank meets the stages beside it.
 
     Args:
-        layout: Of one executor, with more than one stage.
-        rank: This rank.
+        layout: Of all ranks that meet there, with more than one stage.
+        rank: This rank, counted through all replicas.
         address: Where rank 0 listens, or can: it keeps that port for this.
         host: This rank's address for the others; empty: the one it reaches rank 0 from.
         secret: What the ranks prove to each other.
@@ -112,13 +115,25 @@ class DirectoryMeeting:
     def _enquire(self, deadline: float) -> Address:
         """Everybody else's."""
         with self._told("meet the other ranks at rank 0", 0), contextlib.ExitStack() as stack:
-            directory = stack.enter_context(call(self._address, self._key, self._rank, deadline))
+            directory = stack.enter_context(self._call_rank_0(deadline))
             own = NOWHERE
             if self._before is not None:
                 self._listener = listen(self._host or directory.getsockname()[0], 0)
                 own = self._listener.getsockname()[:2]
             directory.sendall(_pack(own))
             return _unpack(receive(directory, _ENTRY.size, deadline))
+
+    def _call_rank_0(self, deadline: float) -> socket.socket:
+        """Ranks of another replica may come before it listens: each replica waits for its own ranks only."""
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(ConnectionRefusedError),
+            wait=_PAUSE,
+            stop=tenacity.stop_before_delay(left(deadline))
+            if self._layout.data > 1
+            else tenacity.stop_after_attempt(1),
+            reraise=True,
+        )
+        return attempts(call, self._address, self._key, self._rank, deadline)
 
     @contextlib.contextmanager
     def _told(self, doing: str, peer: int | None) -> Generator[None]:

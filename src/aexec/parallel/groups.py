@@ -1,9 +1,12 @@
 """``torch.distributed`` for the ranks of one executor: who may talk to whom, and how long one waits.
 
-One world, and within it a group for each set of ranks that a layout names. On a CPU they
-speak gloo; on CUDA nccl for tensors there, and gloo beside it for tensors on the host. The
-tensors that go from stage to stage have groups of their own, so that they never come
-between the collectives of tensor parallelism.
+One world, and within it a group for each set of ranks that a layout names: of one executor, or
+of all replicas that a launcher has started. On a CPU they speak gloo; on CUDA nccl for tensors
+there, and gloo beside it for tensors on the host. The tensors that go from stage to stage have
+groups of their own, so that they never come between the collectives of tensor parallelism.
+
+A trainer in the same process may have made the world already. Then the groups are made within
+that one, with backends and time limits of their own, and it is left open at the end.
 
 On CUDA none of this has been run yet.
 """
@@ -18,8 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as _distributed
 
+from aexec import environ
 from aexec.errors import ConfigError, PeerLost
 from aexec.parallel.layout import RankGroups, RankLayout
+from aexec.parallel.rendezvous import tcp_address
 
 __all__ = ("Groups", "first_line", "open_groups")
 
@@ -30,49 +35,71 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 class Groups:
     """The groups of one rank.
 
-    Attributes:
+    Args:
         layout: Who they are.
         rank: This rank.
         timeout: Seconds that one rank waits for another.
+        backend: What they speak, as in ``gloo``.
+        owns_world: The world is given up with them.
+
+    Attributes:
+        layout: As given.
+        rank: As given: a rank of the world, whose numbers torch wants to hear.
+        timeout: As given.
         tensor: The process group of the ranks that share its layers; None if it is alone.
         pipeline: That of the ranks at its place in all stages; None for a single stage.
     """
 
-    def __init__(self, layout: RankLayout, rank: int, timeout: float, *, owns_world: bool) -> None:
+    def __init__(self, layout: RankLayout, rank: int, timeout: float, *, backend: str, owns_world: bool) -> None:
         self.layout, self.rank, self.timeout = layout, rank, timeout
-        self._owns_world = owns_world
-        self.tensor: Any = self._join(layout.tensor_groups)
-        self.pipeline: Any = self._join(layout.pipeline_groups)
+        self._backend, self._owns_world = backend, owns_world
+        self._world: Any = distributed.group.WORLD  # after it is given up there may be another one
+        self.tensor: Any = None
+        self.pipeline: Any = None
+        try:
+            self.tensor = self._join(layout.tensor_groups)
+            self.pipeline = self._join(layout.pipeline_groups)
+        except BaseException:
+            self.close()  # else whoever opens the next ones would take the world for another's
+            raise
 
     def __repr__(self) -> str:
-        state = "open" if distributed.is_initialized() else "closed"
-        return f"<Groups of rank {self.rank} in {self.layout}: {state}>"
+        within = "" if self._owns_world else " in a world that was there"
+        return f"<Groups of rank {self.rank} in {self.layout}: {f'open{within}' if self._is_open else 'closed'}>"
 
     def close(self) -> None:
         """Leave all groups; peers that are still in one see a closed connection."""
-        self.tensor = self.pipeline = None
-        if self._owns_world and distributed.is_initialized():
+        left = [group for group in (self.tensor, self.pipeline) if group is not None]
+        is_open, self._world, self.tensor, self.pipeline = self._is_open, None, None, None
+        if is_open and self._owns_world:
             distributed.destroy_process_group()
+        elif is_open:
+            for group in left:
+                distributed.destroy_process_group(group)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._world is not None and distributed.group.WORLD is self._world
 
     def _join(self, groups: RankGroups) -> Any:
         """The group that this rank is in; all ranks make all of them, in the same order."""
         limit = dt.timedelta(seconds=self.timeout)
         own: Any = None
         for ranks in groups:
-            group = distributed.new_group(list(ranks), timeout=limit) if len(ranks) > 1 else None
-            if self.rank in ranks:
-                own = group
+            if len(ranks) > 1:
+                group = distributed.new_group(list(ranks), timeout=limit, backend=self._backend)
+                own = group if self.rank in ranks else own
         return own
 
 
 def open_groups(layout: RankLayout, rank: int, *, init_method: str, device: str, timeout: float) -> Groups:
     """Meet all other ranks; every rank calls it, and it blocks until they all have.
 
-    A world that the launcher has made already is used as it is, and left open at the end.
+    A world that the launcher or a trainer has made already is used as it is, and left open at the end.
 
     Args:
-        layout: Of one executor.
-        rank: This rank.
+        layout: Of one executor, or of all replicas that meet there.
+        rank: This rank, counted through all of them.
         init_method: Where they meet; see ``WorkerContext.distributed_init_method``.
         device: As in ``cpu`` or ``cuda:0``: where this rank's tensors are.
         timeout: Seconds that one rank waits for another, here and in every collective.
@@ -92,13 +119,12 @@ def open_groups(layout: RankLayout, rank: int, *, init_method: str, device: str,
         )
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    with _named_errors(rank, layout.size):
+    with _named_errors(rank % layout.replica_size, layout.size):
         if owns_world:
             limit = dt.timedelta(seconds=timeout)
-            distributed.init_process_group(
-                backend, init_method=init_method, rank=rank, world_size=layout.size, timeout=limit
-            )  # fmt: skip
-        return Groups(layout, rank, timeout, owns_world=owns_world)
+            meeting = _meeting(init_method, rank, layout.size, limit)
+            distributed.init_process_group(backend, rank=rank, world_size=layout.size, timeout=limit, **meeting)
+        return Groups(layout, rank, timeout, backend=backend, owns_world=owns_world)
 
 
 def first_line(error: BaseException) -> str:
@@ -106,6 +132,20 @@ def first_line(error: BaseException) -> str:
     line = (str(error).splitlines() or [type(error).__name__])[0]
     line = line.partition("] ")[2] or line
     return line.partition(". ")[0]
+
+
+def _meeting(init_method: str, rank: int, size: int, limit: dt.timedelta) -> dict[str, Any]:
+    """Where to meet, as ``init_process_group`` takes it.
+
+    Under torchrun torch takes any ``tcp://`` for the address of torchrun's own store, so that nobody
+    would listen there: the store is made here.
+    """
+    address = tcp_address(init_method)
+    if address is None:
+        return {"init_method": init_method}
+    uses_libuv = environ.inherited().get("USE_LIBUV", "1") == "1"  # as torch reads it
+    store = distributed.TCPStore(*address, size, rank == 0, limit, multi_tenant=True, use_libuv=uses_libuv)
+    return {"store": store}
 
 
 def _backend(device: str) -> str:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ("AddressEntry", "Interface", "entries_in", "interface_of", "read_entries")
+__all__ = ("AddressEntry", "Interface", "address_of", "entries_in", "interface_of", "read_entries")
 
 _REQUEST = struct.Struct("=IHHIIBxxx")  # nlmsghdr, then rtgenmsg: any family
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -69,6 +69,14 @@ def interface_of(address: str) -> Interface | None:
         return None
     names = dict(socket.if_nameindex())
     return find(wanted, read_entries(), names)
+
+
+def address_of(interface: str) -> str | None:
+    """The first address of an interface, those of IPv4 before others, and none that only its link knows; None: it has none."""
+    names = dict(socket.if_nameindex())
+    found = [each.address for each in read_entries() if names.get(each.interface) == interface]
+    found = sorted((each for each in found if not each.is_link_local), key=lambda each: each.version)
+    return str(found[0]) if found else None
 
 
 def find(wanted: Address, entries: Iterable[AddressEntry], names: dict[int, str]) -> Interface | None:

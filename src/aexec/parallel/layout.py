@@ -95,6 +95,11 @@ class RankLayout:
         """Ranks of one replica."""
         return self.pipeline * self.tensor
 
+    @property
+    def one_replica(self) -> RankLayout:
+        """The layout of each replica for itself."""
+        return RankLayout(self.tensor, self.pipeline)
+
     def place(self, rank: int) -> Place:
         """Where a rank sits.
 

@@ -41,8 +41,8 @@ class SocketLink:
     """A ``StageLink`` of 64-bit words.
 
     Args:
-        layout: Of one executor, with more than one stage.
-        rank: This rank.
+        layout: Of all ranks that meet there, with more than one stage.
+        rank: This rank, counted through all replicas; errors name the ranks of its own one.
         init_method: Where the ranks meet: ``file:///path`` on one machine, ``tcp://host:port``
             on several, where rank 0's process can listen.
         timeout: Seconds that one rank waits for another.
@@ -57,8 +57,8 @@ class SocketLink:
     def __init__(
         self, layout: RankLayout, rank: int, *, init_method: str, timeout: float, host: str = "", secret: bytes = b""
     ) -> None:
-        self._rank, self._timeout = rank, timeout
-        self._before, self._after = layout.neighbour(rank, -1), layout.neighbour(rank, 1)
+        self._rank, self._timeout, replica = rank % layout.replica_size, timeout, layout.one_replica
+        self._before, self._after = replica.neighbour(self._rank, -1), replica.neighbour(self._rank, 1)
         self._meeting = _meeting(layout, rank, init_method, timeout, host, secret)
         self._from: socket.socket | None = None
         self._to: socket.socket | None = None

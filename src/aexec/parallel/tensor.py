@@ -34,20 +34,24 @@ class Split(NamedTuple):
 class TensorGroup:
     """A tensor-parallel group, as one of its ranks sees it.
 
+    Args:
+        process_group: Of ``torch.distributed``.
+        named: What errors call this rank; None: as the world does.
+
     Attributes:
         rank: Place in the group.
         size: Ranks of the group.
         process_group: Of ``torch.distributed``; its timeout is the deadline of every exchange.
     """
 
-    def __init__(self, process_group: Any) -> None:
+    def __init__(self, process_group: Any, named: int | None = None) -> None:
         self.process_group = process_group
         self.rank: int = distributed.get_rank(process_group)
         self.size: int = distributed.get_world_size(process_group)
-        self._world_rank: int = distributed.get_rank()
+        self._named: int = distributed.get_rank() if named is None else named
 
     @classmethod
-    def checked(cls, process_group: Any, rank: int, size: int) -> TensorGroup:
+    def checked(cls, process_group: Any, rank: int, size: int, named: int | None = None) -> TensorGroup:
         """The group in which this rank has the place that its layout says.
 
         Raises:
@@ -58,7 +62,7 @@ class TensorGroup:
                 f"tensor_parallel_size is {size}, and the model runner was given no process group to share layers "
                 "with: call join() before load_model()"
             )
-        group = cls(process_group)
+        group = cls(process_group, named)
         if (group.rank, group.size) != (rank, size):
             raise ConfigError(
                 f"the process group has this rank as {group.rank} of {group.size}: expected {rank} of {size}, "
@@ -142,4 +146,4 @@ class TensorGroup:
         return (F.pad(part, (0, missing)) if missing else part).contiguous()
 
     def _lost(self, what: str, error: RuntimeError) -> PeerLost:
-        return PeerLost(self._world_rank, None, f"{what} the parts of a layer's output", first_line(error))
+        return PeerLost(self._named, None, f"{what} the parts of a layer's output", first_line(error))

@@ -39,11 +39,12 @@ class TensorLink:
     """
 
     def __init__(self, groups: Groups) -> None:
-        self._rank, self._group = groups.rank, groups.pipeline
-        self._before = groups.layout.neighbour(groups.rank, -1)
-        self._after = groups.layout.neighbour(groups.rank, 1)
+        layout, self._group = groups.layout, groups.pipeline
+        self._from, self._to = layout.neighbour(groups.rank, -1), layout.neighbour(groups.rank, 1)  # torch's numbers
+        self._rank, replica = groups.rank % layout.replica_size, layout.one_replica  # the executor's, for people
+        self._before, self._after = replica.neighbour(self._rank, -1), replica.neighbour(self._rank, 1)
         self._limit = dt.timedelta(seconds=groups.timeout)
-        self._most_in_flight = groups.layout.pipeline + 1
+        self._most_in_flight = layout.pipeline + 1
         self._sends: deque[_Send] = deque()
         self._received = self._sent = 0
         self._waited = 0.0
@@ -71,7 +72,7 @@ class TensorLink:
         """
         doing, begun = f"receive the hidden states of step {step}", time.monotonic()
         try:
-            distributed.irecv(into, self._before, group=self._group, tag=_tag(step)).wait(self._limit)
+            distributed.irecv(into, self._from, group=self._group, tag=_tag(step)).wait(self._limit)
         except RuntimeError as error:
             raise PeerLost(self._rank, self._before, doing, first_line(error)) from error
         finally:
@@ -91,7 +92,7 @@ class TensorLink:
             self._finish(self._sends.popleft())
         tensor = hidden.contiguous()
         try:
-            work = distributed.isend(tensor, self._after, group=self._group, tag=_tag(step))
+            work = distributed.isend(tensor, self._to, group=self._group, tag=_tag(step))
         except RuntimeError as error:
             raise self._lost(step, error) from error
         self._sends.append(_Send(step, work, tensor))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
 import socket
 import threading
@@ -23,11 +24,13 @@ import numpy as np
 
 from aexec.errors import ArenaFull, ChannelClosed, ChannelFull, MessageNotPortable
 from aexec.testing.expect import PATIENCE, equal, eventually, holds, raising
-from aexec.transport import Frame, Kind, LoopChannel, MemoryEnd, Writer
+from aexec.transport import Frame, Kind, LoopChannel, Writer
+from aexec.transport.links import Link
 
 __all__ = ("CHANNEL_CHECKS", "MakePair", "check_channel")
 
-MakePair = Callable[[], tuple[socket.socket | MemoryEnd, socket.socket | MemoryEnd]]
+Ends = tuple[socket.socket | Link, socket.socket | Link]
+MakePair = Callable[[], Ends | Awaitable[Ends]]
 
 MIB = 1 << 20
 
@@ -35,7 +38,7 @@ MIB = 1 << 20
 class Side:
     """One end, with what came to it."""
 
-    def __init__(self, end: socket.socket | MemoryEnd, name: str, *, limit: int, queue: int) -> None:
+    def __init__(self, end: socket.socket | Link, name: str, *, limit: int, queue: int) -> None:
         self.frames: list[Frame] = []
         self.gone: list[ChannelClosed] = []
         self.writer = Writer(limit, setting="the check's limit")
@@ -58,7 +61,8 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def _sides(make: MakePair, *, limit: int = 64 * MIB, queue: int = 4096) -> AsyncGenerator[tuple[Side, Side]]:
-    left, right = make()
+    ends = make()
+    left, right = await ends if inspect.isawaitable(ends) else ends
     sides = Side(left, "left", limit=limit, queue=queue), Side(right, "right", limit=limit, queue=queue)
     try:
         yield sides
@@ -271,7 +275,7 @@ async def check_channel(make_pair: MakePair) -> None:
     """Run all of :data:`CHANNEL_CHECKS` on the running loop.
 
     Args:
-        make_pair: Returns two ends of a line that :class:`LoopChannel` takes.
+        make_pair: Returns two ends of a line that :class:`LoopChannel` takes, at once or when it is awaited.
 
     Raises:
         AssertionError: A promise is broken; the text says which.

@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from aexec.executor.base import Executor
+from aexec.messages.step import StepId
 
-__all__ = ("PATIENCE", "SOON", "Caught", "MakeExecutor", "equal", "eventually", "holds", "log_of", "raising", "within")
+__all__ = (
+    "PATIENCE",
+    "SOON",
+    "Caught",
+    "MakeExecutor",
+    "equal",
+    "eventually",
+    "holds",
+    "log_of",
+    "new_steps",
+    "raising",
+    "within",
+)
 
 SOON = 1.0  # seconds in which a caller learns of an error or of a death
 PATIENCE = 30.0  # seconds in which anything at all has to end
@@ -89,6 +103,15 @@ async def log_of(executor: Executor, rank: int = 0) -> Sequence[Any]:
     (log,) = await executor.collective_rpc("read_log", ranks=[rank])
     return [entry for entry in log if not (isinstance(entry, str) and entry.split()[0] in _HOOKS)]
 
+
+def new_steps(executor: Executor, number: int) -> list[StepId]:
+    """So many step ids that it has not seen, in order: it may be one that other checks have used before."""
+    last = _last_steps.get(executor, 0)
+    _last_steps[executor] = last + number
+    return [StepId(last + 1 + place) for place in range(number)]
+
+
+_last_steps: weakref.WeakKeyDictionary[Executor, int] = weakref.WeakKeyDictionary()
 
 _HOOKS = (
     "__init__",

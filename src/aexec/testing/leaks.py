@@ -28,7 +28,7 @@ from aexec.actor.absent import open_cores
 
 __all__ = ("LeakCheck", "Leaked", "belongings", "tasks")
 
-PAUSE = 0.01  # seconds between two looks
+PAUSE, LONGEST_PAUSE = 0.01, 0.1  # seconds between two looks
 # Threads of other people's pools, which live as long as their loop, or as the process.
 POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_", "tqdm", "TMonitor")
 RUNNER = " TestRunner."  # tasks of anyio's, in which its plugin runs tests and fixtures
@@ -98,12 +98,14 @@ class LeakCheck:
 
     def _looks(self, look: Callable[[], Belongings]) -> Iterator[float]:
         """Look until all is gone; yields how long to wait for the next look."""
-        give_up = time.monotonic() + self._patience
+        give_up, pause = time.monotonic() + self._patience, PAUSE
         while left := self._left(look()):
             if time.monotonic() > give_up:
                 raise Leaked(sorted(left))
-            gc.collect()
-            yield PAUSE
+            if pause > PAUSE:  # most is gone in a moment, and a collection may take a third of a second
+                gc.collect()
+            yield pause
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _left(self, now: Belongings) -> list[str]:
         lines = [line for key, line in now.items() if key not in self._before]

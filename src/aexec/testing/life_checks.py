@@ -55,8 +55,9 @@ async def a_start_that_takes_too_long_names_the_phase(make: MakeExecutor) -> Non
     """G33: each rank's phase is in the notes; the limit counts from the last progress, as processes take time."""
     began = time.monotonic()
     async with make(ProbeWorker):
-        limit = max(3.0, 2 * (time.monotonic() - began))  # a start that is no slower than this one is in time
-    slow = {"hang_in": "load_model", "seconds": limit + 1.0}
+        took = time.monotonic() - began
+    limit = max(1.0, min(3.0, 10 * took), 2 * took)  # a start that is no slower than this one is in time
+    slow = {"hang_in": "load_model", "seconds": limit + 0.5}
     with raising(CallTimeout, "a start has a limit") as caught:
         async with make(ProbeWorker, worker_kwargs=slow, start_timeout=limit, close_grace=limit + 1.0):
             pass

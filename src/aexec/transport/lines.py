@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 
 from aexec.transport.links import Link, PacketLink, StreamLink
-from aexec.transport.memory import MemoryEnd
 
 __all__ = ("link_of", "socket_link_of")
 
@@ -23,10 +22,10 @@ def socket_link_of(sock: socket.socket) -> PacketLink | StreamLink:
     raise ValueError(f"{sock!r}: expected one end of seqpacket_pair(), stream_pair() or memory_pair()")
 
 
-def link_of(end: socket.socket | MemoryEnd) -> Link:
+def link_of(end: socket.socket | Link) -> Link:
     """Any end's link.
 
     Raises:
         ValueError: It is of a kind that frames do not go through.
     """
-    return end if isinstance(end, MemoryEnd) else socket_link_of(end)
+    return socket_link_of(end) if isinstance(end, socket.socket) else end

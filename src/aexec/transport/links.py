@@ -15,6 +15,8 @@ from asyncio import AbstractEventLoop, SelectorEventLoop
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from aexec.transport.frames import MAX_FRAME, BadFrame, Data
 
 __all__ = ("Link", "PacketLink", "Parts", "Receiver", "SocketLink", "StreamLink", "seqpacket_pair", "stream_pair")
@@ -232,7 +234,7 @@ class StreamLink(SocketLink):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self._length = bytearray()
-        self._frame = bytearray()
+        self._frame = memoryview(b"")
         self._filled = 0
         self._fds: list[int] = []
 
@@ -259,7 +261,7 @@ class StreamLink(SocketLink):
             if not self._read_length():
                 return memoryview(b""), ()
         while self._filled < len(self._frame):
-            rest = memoryview(self._frame)[self._filled :]
+            rest = self._frame[self._filled :]
             try:
                 count = self.sock.recv_into(rest)
             except ConnectionResetError:  # as in _receive
@@ -268,8 +270,8 @@ class StreamLink(SocketLink):
                 return memoryview(b""), ()
             self._filled += count
         frame, fds = self._frame, tuple(self._fds)
-        self._length, self._frame, self._filled, self._fds = bytearray(), bytearray(), 0, []
-        return memoryview(frame), fds
+        self._length, self._frame, self._filled, self._fds = bytearray(), memoryview(b""), 0, []
+        return frame, fds
 
     def close(self, loop: AbstractEventLoop | None) -> None:
         """As it says in :class:`Link`."""
@@ -286,7 +288,8 @@ class StreamLink(SocketLink):
             (length,) = _LENGTH.unpack(self._length)
             if not 0 < length < MAX_STREAMED:
                 raise BadFrame(f"it claims to have {length} bytes")
-            self._frame = bytearray(length)
+            long = length > MAX_FRAME  # a bytearray is filled with zeros, which takes its time
+            self._frame = np.empty(length, np.uint8).data if long else memoryview(bytearray(length))
         return bool(data)
 
     def _send(self, parts: Parts, fds: Sequence[int]) -> bool:

@@ -20,10 +20,9 @@ from aexec.transport.hot import HotWindow
 from aexec.transport.inbox import Inbox
 from aexec.transport.lines import link_of
 from aexec.transport.links import Link, Parts
-from aexec.transport.memory import MemoryEnd
 from aexec.transport.outbox import Outbox
 from aexec.transport.statistics import ChannelStatistics
-from aexec.transport.writer import Placed, Writer
+from aexec.transport.writer import OFF_LOOP, Placed, Writer
 
 __all__ = ("LoopChannel",)
 
@@ -36,20 +35,22 @@ class _Waiting(NamedTuple):
     parts: Parts
     fds: tuple[int, ...]
     copied: Future[None] | None
+    num_bytes: int
 
 
 class LoopChannel:
     """One end of a channel, served by the loop's ``add_reader``: no task and no thread of its own.
 
     Args:
-        end: One end of ``seqpacket_pair()``, ``stream_pair()`` or ``memory_pair()``; the
-            channel owns it.
+        end: One end of ``seqpacket_pair()``, ``stream_pair()`` or ``memory_pair()``, or another
+            ``Link``; the channel owns it.
         writer: This process's writer.
         on_frame: Called on the loop with each frame, in order.
         on_gone: Called on the loop once when the peer is gone or sent garbage, after the
             last frame; not after a ``close()`` of this end.
         name: For people, as in ``rank 0 work``.
-        queue: Frames that may wait for a peer that does not read.
+        queue: Frames that may wait for a peer that does not read. All of them together may have
+            as many bytes as a message of the writer's.
         hot: Polls for answers that are about to come; channels of one loop may share it.
     """
 
@@ -57,7 +58,7 @@ class LoopChannel:
 
     def __init__(
         self,
-        end: socket.socket | MemoryEnd,
+        end: socket.socket | Link,
         writer: Writer,
         on_frame: Callable[[Frame], None],
         on_gone: Callable[[ChannelClosed], None],
@@ -75,6 +76,7 @@ class LoopChannel:
         self._outbox = Outbox(writer, self._mappings)
         self._bound = queue
         self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
         self._held = b""  # a frame that was sent, and may have the next one behind it
         self._blocked = self._receiving = self._returning = False
         self._closed: ChannelClosed | None = None
@@ -133,8 +135,8 @@ class LoopChannel:
 
     def check_room(self) -> None:
         """Raise ``ChannelFull`` if another frame may not wait."""
-        if len(self._queue) >= self._bound:
-            raise ChannelFull(self.name, len(self._queue))
+        if len(self._queue) >= self._bound or self._queued_bytes >= self._writer.arena.limit:
+            raise ChannelFull(self.name, len(self._queue), self._queued_bytes)
 
     @property
     def is_free(self) -> bool:
@@ -217,6 +219,7 @@ class LoopChannel:
         for waiting in self._queue:
             _close_all(waiting.fds)
         self._queue.clear()
+        self._queued_bytes = 0
         self._blocked = False
         self._inbox.mappings.clear()
         self._writer.forget(self)
@@ -237,7 +240,11 @@ class LoopChannel:
         elif not self._queue and not self._blocked:
             self._send(parts, fds)
             return
-        self._queue.append(_Waiting(parts, tuple(os.dup(fd) for fd in fds), copied))
+        size = sum(map(len, parts))
+        if len(parts) > 1 and size <= OFF_LOOP:  # arrays of whoever sends, and he may change them from now on
+            parts = (b"".join(parts),)
+        self._queued_bytes += size
+        self._queue.append(_Waiting(parts, tuple(os.dup(fd) for fd in fds), copied, size))
 
     def _send(self, parts: Parts, fds: Sequence[int]) -> None:
         try:
@@ -282,6 +289,7 @@ class LoopChannel:
             if waiting.copied is not None and not waiting.copied.done():
                 return
             self._queue.popleft()
+            self._queued_bytes -= waiting.num_bytes
             self._send(waiting.parts, waiting.fds)
             _close_all(waiting.fds)
         if not self.num_queued:

@@ -16,7 +16,7 @@ import errno
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,13 +78,13 @@ class Meeting:
     Args:
         secret: Of the group.
         host: This node's address, for workers on other nodes; None: there are none.
-        expect: Workers that are to come, each for two lines.
+        expect: How many workers are to come, each for two lines; or which ranks, where it is not the first ones.
 
     Raises:
         ValueError: The address is a wildcard, or the secret is too short to be one.
     """
 
-    def __init__(self, secret: bytes, *, host: str | None, expect: int) -> None:
+    def __init__(self, secret: bytes, *, host: str | None, expect: int | Collection[int]) -> None:
         if host is not None and host in _WILDCARDS:
             raise ValueError(f"host is {host!r}: expected one address of this node, for others must not be listened on")
         if len(secret) < _SHORTEST_SECRET:
@@ -92,7 +92,8 @@ class Meeting:
         self._secret, self._host = secret, host
         self.local_address = f"aexec-{secrets.token_hex(16)}"
         self.remote_address: tuple[str, int] | None = None
-        self._seats = [_Seat(rank) for rank in range(expect)]
+        ranks = range(expect) if isinstance(expect, int) else expect
+        self._seats = {rank: _Seat(rank) for rank in ranks}
         self._listening: list[socket.socket] = []
         self._door: dict[_Guest, None] = {}  # the one that waits longest comes first
         self._turned_away = 0
@@ -106,7 +107,7 @@ class Meeting:
 
     def statistics(self) -> MeetingStatistics:
         """What has happened so far."""
-        seated = sum(len(seat.lines) for seat in self._seats)
+        seated = sum(len(seat.lines) for seat in self._seats.values())
         return MeetingStatistics(seated, 2 * len(self._seats), len(self._door), self._turned_away)
 
     def place(self, *, here: bool) -> MeetingPlace:
@@ -155,7 +156,7 @@ class Meeting:
         if seat.is_taken:
             raise ProtocolError(f"the lines of rank {rank} were taken already")
         seat.is_taken = True
-        if all(seat.is_taken for seat in self._seats):
+        if all(seat.is_taken for seat in self._seats.values()):
             self._stop_listening()
         return seat.lines["work"], seat.lines["control"]
 
@@ -168,7 +169,7 @@ class Meeting:
         for guest in list(self._door):
             self._door.pop(guest)
             guest.leave().close()
-        for seat in self._seats:
+        for seat in self._seats.values():
             seat.close()
 
     def _stop_listening(self) -> None:
@@ -235,7 +236,7 @@ class Meeting:
         self._seats[caller.rank].sit(caller.line, sock)
 
     def _verdict(self, caller: Caller) -> Verdict:
-        if caller.rank >= len(self._seats):
+        if caller.rank not in self._seats:
             return Verdict.UNKNOWN_RANK
         return Verdict.WELCOME if self._seats[caller.rank].is_free(caller.line) else Verdict.TAKEN
 

@@ -7,7 +7,7 @@ import select
 import socket
 from typing import Final
 
-__all__ = ("GONE_AFTER", "tcp_pair", "tune")
+__all__ = ("GONE_AFTER", "notice_within", "tcp_pair", "tune")
 
 GONE_AFTER: Final = 20.0  #: Seconds without a sign of the other machine after which it counts as gone.
 _IDLE = 8  # seconds of silence before it is asked
@@ -33,6 +33,24 @@ def tune(sock: socket.socket, *, always_read: bool) -> None:
         _set(sock, name, value)
     if always_read:
         _set(sock, "TCP_USER_TIMEOUT", int(GONE_AFTER * 1e3))
+
+
+def notice_within(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel end a TCP connection whose link is cut within about so many seconds; others are left as they are.
+
+    The two kernels ask each other, so that a process that is busy, or stopped, is no cut link.
+    It is for a line that carries little: one whose window is full would look the same.
+
+    Args:
+        sock: A connected socket that was tuned.
+        seconds: Seconds of silence; whole ones, and two at least.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    whole = max(int(seconds), 2)
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", whole - 1)):
+        _set(sock, name, value)
+    _set(sock, "TCP_USER_TIMEOUT", whole * 1000)
 
 
 def tcp_pair(host: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aexec.config import ExecutorConfig
-from aexec.parallel.layout import coordinates
+from aexec.parallel.layout import RankLayout, coordinates
 from aexec.parallel.link import StageLink
 
 __all__ = ("Progress", "WorkerContext", "no_progress", "place_worker")
@@ -35,6 +35,9 @@ class WorkerContext:
         tp_rank: Place among the ranks that share its layers.
         pp_rank: Its pipeline stage.
         dp_rank: Its data-parallel replica.
+        num_replicas: Replicas whose ranks all meet at the same place; 1: this group is alone there.
+        local_world_size: Ranks of this node, of all replicas; 0: all ranks of the group are on it.
+        owns_process: This process is the worker's, to set up as it needs; False: it is the user's.
         node_id: Names the node.
         node_ip: The node's address.
         output_rank: The rank whose reply is the step's result.
@@ -65,9 +68,28 @@ class WorkerContext:
     distributed_init_method: str
     device: str
     config: ExecutorConfig
+    num_replicas: int = 1
+    local_world_size: int = 0
+    owns_process: bool = True
     progress: Progress = no_progress
     group_secret: bytes = field(default=b"", repr=False)
     stage_link: StageLink | None = None
+
+    @property
+    def world(self) -> RankLayout:
+        """Of all ranks that meet at ``distributed_init_method``, those of other replicas too."""
+        parallel = self.config.parallel
+        return RankLayout(parallel.tensor_parallel_size, parallel.pipeline_parallel_size, self.num_replicas)
+
+    @property
+    def world_rank(self) -> int:
+        """This rank, counted through all replicas."""
+        return self.dp_rank * self.world_size + self.rank
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks that share this node with this one, itself counted."""
+        return self.local_world_size or self.world.size
 
 
 def place_worker(
@@ -81,6 +103,11 @@ def place_worker(
     distributed_init_method: str = "",
     device: str = "auto",
     progress: Progress = no_progress,
+    dp_rank: int = 0,
+    num_replicas: int = 1,
+    local_world_size: int = 0,
+    owns_process: bool = True,
+    group_secret: bytes = b"",
 ) -> WorkerContext:
     """The context of one rank; what follows from the layout is filled in.
 
@@ -94,7 +121,7 @@ def place_worker(
         world_size=config.parallel.world_size,
         tp_rank=tp_rank,
         pp_rank=pp_rank,
-        dp_rank=0,
+        dp_rank=dp_rank,
         node_id=node_id,
         node_ip=node_ip,
         output_rank=config.parallel.output_rank,
@@ -103,5 +130,9 @@ def place_worker(
         distributed_init_method=distributed_init_method,
         device=device,
         config=config,
+        num_replicas=num_replicas,
+        local_world_size=local_world_size,
+        owns_process=owns_process,
         progress=progress,
+        group_secret=group_secret,
     )

@@ -56,6 +56,7 @@ class ModelWorker(WorkerOperations):
             partition=parallel.pipeline_partition,
             device=context.device,
             local_rank=context.local_rank,
+            num_local_ranks=context.num_local_ranks,
             progress=context.progress,
         )
         self.pipeline = RankPipeline(context, self.runner, model_config.model)
@@ -68,12 +69,14 @@ class ModelWorker(WorkerOperations):
     def init_device(self) -> None:
         """Share the cores among the workers of this node, and meet the other ranks.
 
+        In a process of the user's the number of threads is the user's too.
+
         Raises:
             PeerLost: They do not come in time.
         """
         torch: Any = sys.modules.get("torch")
-        if torch is not None and self.context.world_size > 1:
-            share = max(1, len(os.sched_getaffinity(0)) // self.context.world_size)
+        if torch is not None and self.context.owns_process and self.context.num_local_ranks > 1:
+            share = max(1, len(os.sched_getaffinity(0)) // self.context.num_local_ranks)
             torch.set_num_threads(min(torch.get_num_threads(), share))
         self.pipeline.open()
 

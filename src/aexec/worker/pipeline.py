@@ -35,14 +35,15 @@ class RankPipeline:
     def __init__(self, context: WorkerContext, runner: ModelRunner, model: str) -> None:
         self._context, self._runner, self._is_dummy = context, runner, is_dummy(model)
         self._layout = RankLayout.of_replica(context.config.parallel)
+        self._world = context.world  # of all ranks that meet: there may be other replicas
         self._link: StageLink | None = context.stage_link if self._layout.pipeline > 1 else None
         self._groups: Any = None  # aexec.parallel.groups.Groups, which is loaded with torch only
         if self._is_dummy and self._layout.pipeline > 1 and self._link is None:
             from aexec.parallel.sockets import SocketLink
 
             self._link = SocketLink(
-                self._layout,
-                context.rank,
+                self._world,
+                context.world_rank,
                 init_method=context.distributed_init_method,
                 timeout=context.config.distributed_timeout,
                 host=context.node_ip,
@@ -113,8 +114,8 @@ class RankPipeline:
         from aexec.parallel.groups import open_groups
 
         self._groups = open_groups(
-            self._layout,
-            self._context.rank,
+            self._world,
+            self._context.world_rank,
             init_method=self._context.distributed_init_method,
             device=self._runner.device,
             timeout=self._context.config.distributed_timeout,

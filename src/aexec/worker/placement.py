@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ("bind_to_node", "node_of_device", "num_threads", "numa_nodes", "parse_cpus", "processors_of_gpu")
+__all__ = (
+    "bind_to_node",
+    "installed_devices",
+    "node_of_device",
+    "num_threads",
+    "numa_nodes",
+    "parse_cpus",
+    "processors_of_gpu",
+)
 
 _NODES = Path("/sys/devices/system/node")
 _PCI = Path("/sys/bus/pci/devices")
@@ -63,6 +71,12 @@ def node_of_device(pci_addresses: Sequence[str], index: int, root: Path = _PCI) 
         return int((root / pci_addresses[index].lower() / "numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
+
+def installed_devices(proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """The NVIDIA devices of this node by number, as its driver lists them; no CUDA library is loaded."""
+    folder = proc / "driver/nvidia/gpus"
+    return tuple(str(number) for number in range(len(list(folder.iterdir())))) if folder.is_dir() else ()
 
 
 def processors_of_gpu(

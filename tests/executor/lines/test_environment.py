@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from aexec.config import ExecutorConfig
 from aexec.executor.lines.environment import (
     PER_RANK,
+    SECRETS,
     device_of,
     group_environment,
     rank_environment,
@@ -55,6 +56,21 @@ def test_gloo_stays_on_the_node():
     assert group()["GLOO_SOCKET_IFNAME"] == "lo"
     assert group({"GLOO_SOCKET_IFNAME": "eth0"})["GLOO_SOCKET_IFNAME"] == "eth0"
     assert "GLOO_SOCKET_IFNAME" not in group(ranks=1)
+
+
+def test_on_several_nodes_ranks_take_the_network_of_their_node():
+    """Loopback leads to no other node; what is set already is kept."""
+    network = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
+    here = {**HERE, "NCCL_SOCKET_IFNAME": "ib0"}
+    env = group_environment(here, ExecutorConfig(), ranks=2, cpus=8, network=network)
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth1", "ib0")
+    assert "GLOO_SOCKET_IFNAME" not in group_environment(HERE, ExecutorConfig(), ranks=2, cpus=8, network={})
+
+
+def test_the_key_of_the_nodes_is_not_inherited():
+    """User code has no use for it, whatever the lists say."""
+    assert SECRETS == ("AEXEC_NODE_KEY",)
+    assert SECRETS[0] not in group({**HERE, SECRETS[0]: "ab" * 32}, env_allow=("*",), env_extra=("AEXEC_*",))
 
 
 def test_a_rank_knows_its_place_as_under_torchrun():

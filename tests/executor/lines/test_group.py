@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 
 import anyio
@@ -92,18 +91,18 @@ class Group(LineGroup[Rank]):
         super().__init__(plan, **settings)
         self.far_writer = Writer()
         self.far = []
-        for rank in range(self._ranks):
+        for place_of_it, rank in enumerate(settings.get("ranks", range(self._ranks))):
             (work, far_work), (control, far_control) = seqpacket_pair(), seqpacket_pair()
             self._workers.append(Rank(rank, self._died))
-            self._connect(self._workers[rank], work, control)
+            self._connect(self._workers[place_of_it], work, control)
             self.far.append(Far(far_work, far_control, self.far_writer))
 
     async def start(self):
         for worker in self._workers:
             self._launch(worker, launch_of(place(worker.rank, self.plan.config), local_world_size=2, spin=0.0))
-        for far, rank in zip(self.far, itertools.count(), strict=False):
+        for far, worker in zip(self.far, self._workers, strict=True):
             await far.hears(2)
-            far.answer(-1, hello(rank), "control")
+            far.answer(-1, hello(worker.rank), "control")
         return await self._all_greeted()
 
     async def _bring_down(self, grace):
@@ -128,9 +127,10 @@ async def make_group(leak_check):
     """Makes groups; they are closed after the test."""
     made = []
 
-    def make(group=Group, **settings):
-        config = ExecutorConfig(parallel=ParallelConfig(tensor_parallel_size=2), **settings)
-        made.append(group(GroupPlan(config, 1, None, Sink())))
+    def make(group=Group, tensor=2, ranks=None, **settings):
+        config = ExecutorConfig(parallel=ParallelConfig(tensor_parallel_size=tensor), **settings)
+        held = {} if ranks is None else {"ranks": ranks}
+        made.append(group(GroupPlan(config, 1, None, Sink()), **held))
         return made[-1]
 
     yield make
@@ -201,6 +201,22 @@ async def test_a_backend_may_send_steps_by_another_road(make_group):
     assert group.road == [(1, 1, [0, 0]), (4, 1, [1, 2])]
     assert [value.after for value in await group.far[0].hears(2)] == [1, 2]
     assert [value.after for value in await group.far[1].hears(2)] == [1, 1]
+
+
+async def test_a_group_may_hold_some_ranks_of_a_larger_world(make_group):
+    """All that is said of a rank goes by its number in the world, and a message for all of its ranks goes once to each."""
+    group = await started(make_group(tensor=5, ranks=range(2, 4)))
+    group.send(*call(1, "plain"), (2, 3))
+    group.send(*call(2, "beside"), (3,))
+    assert group.phases() == {2: "plain", 3: "plain"}
+    assert [value.call for value in await group.far[0].hears(1)] == [1]
+    assert sorted(value.call for value in await group.far[1].hears(2)) == [1, 2]
+    group.far[0].answer(1, "a")
+    group.far[1].work.close()
+    group.far[1].control.close()
+    error = await death(group)
+    assert error.rank == 3
+    assert group.plan.sink.all_of("replied") == [(1, 2, "a")]
 
 
 async def test_answers_reach_the_sink_and_end_what_the_rank_does(make_group):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,14 @@ async def test_what_is_installed_here_is_found() -> None:
     assert facts.graph == ""
 
 
+@pytest.fixture
+def ray_is_imported() -> None:
+    """All of it: what is imported for the first time beside a patch would be half of it for all tests that follow."""
+    for name in ("ray", "ray.dag", "ray.experimental.compiled_dag_ref"):
+        import_module(name)
+
+
+@pytest.mark.usefixtures("ray_is_imported")
 def test_a_graph_that_cannot_be_imported_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     """None in ``sys.modules`` is how Python is told that a module is not there."""
     monkeypatch.setitem(sys.modules, "ray.experimental.compiled_dag_ref", None)
@@ -151,6 +160,7 @@ def test_a_graph_that_cannot_be_imported_is_a_fact(monkeypatch: pytest.MonkeyPat
         check_installed(config(), facts)
 
 
+@pytest.mark.usefixtures("ray_is_imported")
 def test_cupy_that_cannot_be_found_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else of it is installed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -219,11 +219,12 @@ def test_the_ranks_of_a_host_share_what_is_free(tiny_model, monkeypatch) -> None
     """Each takes a quarter of its share, so that all of them together take what one alone would."""
     monkeypatch.setattr(torch_runner, "free_bytes", lambda _device: 8_000_000)
     found = []
-    for stage in (Stage(), Stage(0, 2)):
-        runner = TorchRunner(ModelConfig(model=str(tiny_model("llama_gqa"))), CacheConfig(), stage=stage)
+    for stage, num_sharers in ((Stage(), 0), (Stage(0, 2), 0), (Stage(0, 2), 4)):  # the last: two replicas
+        model = ModelConfig(model=str(tiny_model("llama_gqa")))
+        runner = TorchRunner(model, CacheConfig(), stage=stage, num_sharers=num_sharers)
         runner.load_model()
         found.append(runner.determine_available_memory())
-    assert found == [2_000_000, 1_000_000]
+    assert found == [2_000_000, 1_000_000, 500_000]
 
 
 def test_steps_in_the_wrong_order_are_refused(tiny_model) -> None:

@@ -252,13 +252,16 @@ class GrammarManager:
         """Those of the requests that a step samples which have a grammar."""
         return frozenset(request.request_id for request in sampled if request.grammar is not None)
 
-    async def mask(self, request_ids: frozenset[str]) -> Masks:
-        """A new bitmask for these requests; those that have ended meanwhile are left out."""
-        began = time.monotonic()
+    def mask(self, request_ids: frozenset[str]) -> Coroutine[Any, Any, Masks]:
+        """A new bitmask for these requests, as they are now; those that have ended by now are left out."""
         wanted: dict[Request, Wanted] = {}
         for request in filter(None, map(self._find, sorted(request_ids))):
             if request.grammar is not None:
                 wanted[request] = Wanted(request.grammar, _output(request))
+        return self._fill(wanted)
+
+    async def _fill(self, wanted: dict[Request, Wanted]) -> Masks:
+        began = time.monotonic()
         filled = await self._filler.fill(list(wanted.values()))
         names = [request.request_id for request in wanted]
         requests = list(wanted)

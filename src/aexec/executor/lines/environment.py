@@ -3,7 +3,8 @@
 One rule for all backends that make processes: a variable is inherited if a pattern of
 ``ExecutorConfig.env_allow`` or ``env_extra`` matches its name, and none of ``env_deny`` or of the
 exclusion file (``AEXEC_ENV_EXCLUDE_FILE``) does; names of :data:`PER_RANK` are never inherited, for
-they say which rank *this* process is of some other group. ``ExecutorConfig.env`` comes on top and wins.
+they say which rank *this* process is of some other group, nor are those of :data:`SECRETS`.
+``ExecutorConfig.env`` comes on top and wins.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from aexec import environ
 from aexec.config import ExecutorConfig
 
 __all__ = (
     "ESSENTIAL",
     "PER_RANK",
+    "SECRETS",
     "device_of",
     "group_environment",
     "inherited",
@@ -36,6 +39,9 @@ PER_RANK = (
     "PMI_*", "PMIX_*", "OMPI_COMM_WORLD_*",
 )  # fmt: skip
 
+#: Never inherited: what nodes prove to each other is none of the user's code's.
+SECRETS = (environ.NODE_KEY.name,)
+
 
 def inherited(
     here: Mapping[str, str],
@@ -55,28 +61,38 @@ def inherited(
         never: Patterns that are as strong as ``env_deny``.
     """
     allow = (*(default if config.env_allow is None else config.env_allow), *config.env_extra, *always)
-    deny = (*PER_RANK, *config.env_deny, *never)
+    deny = (*PER_RANK, *SECRETS, *config.env_deny, *never)
     return {name: value for name, value in here.items() if _matches(name, allow) and not _matches(name, deny)}
 
 
 def group_environment(
-    here: Mapping[str, str], config: ExecutorConfig, *, ranks: int, cpus: int, never: Sequence[str] = ()
+    here: Mapping[str, str],
+    config: ExecutorConfig,
+    *,
+    ranks: int,
+    cpus: int,
+    never: Sequence[str] = (),
+    network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What all workers of the driver's node have in common.
+    """What all workers of a node have in common.
 
     Args:
-        here: The driver's environment.
+        here: The environment of the process that makes them.
         config: Its rules, and ``env``.
         ranks: Workers of this node.
         cpus: CPUs that they may share.
         never: Patterns of the exclusion file.
+        network: Which network they take, unless the environment says so; None: all ranks are on
+            this node, and stay within it.
     """
     kept = inherited(here, config, default=("*",), always=ESSENTIAL, never=never)
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cpus // ranks)),  # each rank's own pool: together no more than there are CPUs
         "PYTHONUNBUFFERED": "1",  # what a worker prints comes when it prints it
     }
-    if ranks > 1:
+    if network is not None:
+        defaults |= network
+    elif ranks > 1:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # one node: no guessing which network is meant
     return {**defaults, **kept, **config.env}
 

@@ -17,17 +17,17 @@ class Greeting:
     """What the ranks have said so far; the earliest failure is the cause, and the others follow from it.
 
     Args:
-        ranks: How many there are.
+        ranks: Who they are.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: range) -> None:
         self._ranks = ranks
         self._hellos: dict[int, Hello] = {}
         self._failures: dict[int, AexecError] = {}
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Greeting: {len(self._hellos)}/{self._ranks} ranks, {len(self._failures)} failed>"
+        return f"<Greeting: {len(self._hellos)}/{len(self._ranks)} ranks, {len(self._failures)} failed>"
 
     def answered(self, rank: int, hello: Hello) -> None:
         """A rank is there."""
@@ -50,7 +50,7 @@ class Greeting:
         """
         await self._news.wait()
         if not self._failures:
-            return [self._hellos[rank] for rank in range(self._ranks)]
+            return [self._hellos[rank] for rank in self._ranks]
         await asyncio.sleep(_AFTERMATH)
         rank, cause = next(iter(self._failures.items()))
         for other, phase in phases().items():
@@ -59,7 +59,7 @@ class Greeting:
         raise cause
 
     def _tell(self) -> None:
-        if self._failures or len(self._hellos) == self._ranks:
+        if self._failures or len(self._hellos) == len(self._ranks):
             self._news.set()
 
     def _of(self, rank: int, phase: str) -> str:

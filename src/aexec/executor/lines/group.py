@@ -31,7 +31,7 @@ from aexec.messages.step import ExecuteModel, SampleTokens, StepId
 from aexec.transport import Frame, HotWindow, Kind, LoopChannel, Writer
 from aexec.worker.remote import RemoteFailure, rebuild
 
-__all__ = ("LineGroup",)
+__all__ = ("LineGroup", "is_beside")
 
 RankT = TypeVar("RankT", bound=RankLines)
 
@@ -50,16 +50,18 @@ class LineGroup(WorkerGroup, Generic[RankT]):
     Args:
         plan: What the group is made from.
         spin: Seconds that the driver polls for answers that are about to come; 0: never.
+        ranks: Those that it holds, of all that the layout has; None: all of them.
     """
 
     _plain_calls_wait = False  # plain methods too are told how many step messages were sent before them
 
-    def __init__(self, plan: GroupPlan, *, spin: float = 0.0) -> None:
+    def __init__(self, plan: GroupPlan, *, spin: float = 0.0, ranks: range | None = None) -> None:
         super().__init__(plan)
-        self._ranks = plan.config.parallel.world_size
+        held = range(plan.config.parallel.world_size) if ranks is None else ranks
+        self._first, self._ranks = held.start, len(held)
         self._sink_replied = plan.sink.replied
         self._workers: list[RankT] = []
-        self._greeting = Greeting(self._ranks)
+        self._greeting = Greeting(held)
         self._writer = Writer()
         self._pairing = Pairing(self._writer)
         self._lines: list[LoopChannel] = []  # that steps go down, once all ranks are there
@@ -75,11 +77,11 @@ class LineGroup(WorkerGroup, Generic[RankT]):
 
     def send(self, call: int, message: Message[Any], ranks: Sequence[int]) -> None:
         """Encode a message once and send it down the lines that it belongs to."""
-        chosen = self._workers if len(ranks) == self._ranks else [self._workers[rank] for rank in ranks]
+        chosen = self._workers if len(ranks) == self._ranks else [self._worker(rank) for rank in ranks]
         if isinstance(message, _STEPS):
             self._send_step(call, message, chosen)
             return
-        beside = _is_beside(message, self._methods)
+        beside = is_beside(message, self._methods)
         if isinstance(message, CallMethod) and (beside or self._plain_calls_wait):
             message = msgspec.structs.replace(message, after=self._steps)
         lines = [worker.control_line if beside else worker.work_line for worker in chosen]
@@ -124,7 +126,7 @@ class LineGroup(WorkerGroup, Generic[RankT]):
 
     def _connect(self, worker: RankT, work: socket.socket, control: socket.socket) -> None:
         """A rank has its lines; this process's ends are owned from here on."""
-        worker.connect(work, control, self._writer, partial(self._heard, worker.rank), self._hot)
+        worker.connect(work, control, self._writer, partial(self._heard, worker), self._hot)
 
     def _launch(self, worker: RankT, launch: Launch, fds: Sequence[int] = ()) -> None:
         """Tell a connected rank who it is, and wait for its hello; it may read that once it has come to life.
@@ -147,6 +149,9 @@ class LineGroup(WorkerGroup, Generic[RankT]):
         self._lines = [worker.work_line for worker in self._workers]
         self._methods = hellos[0].methods
         return hellos
+
+    def _worker(self, rank: int) -> RankT:
+        return self._workers[rank - self._first]
 
     def _reached(self, worker: RankT, phase: str) -> None:
         worker.phase = phase
@@ -191,29 +196,28 @@ class LineGroup(WorkerGroup, Generic[RankT]):
 
     # Hearing.
 
-    def _heard(self, rank: int, frame: Frame) -> None:
+    def _heard(self, worker: RankT, frame: Frame) -> None:
         kind, call, value, _, error = frame
         if error is not None:
-            self._failed(rank, call, error)
+            self._failed(worker.rank, call, error)
         elif kind is _REPLY:
-            worker = self._workers[rank]
             worker.work.ended(call)
             if call > 0:
-                self._sink_replied(call, rank, value)
+                self._sink_replied(call, worker.rank, value)
             elif call == _GREET:
                 worker.phase = ""
-                self._greeting.answered(rank, value)
+                self._greeting.answered(worker.rank, value)
         elif frame.kind is Kind.FAILURE:
             failure = frame.value
-            step = self._workers[rank].work.step_of(frame.call) if isinstance(failure, MessageNotDecoded) else None
-            self._failed(rank, frame.call, rebuild(failure) if isinstance(failure, RemoteFailure) else failure)
+            step = worker.work.step_of(frame.call) if isinstance(failure, MessageNotDecoded) else None
+            self._failed(worker.rank, frame.call, rebuild(failure) if isinstance(failure, RemoteFailure) else failure)
             if step is not None:
-                self._make_up_for(self._workers[rank], step)
+                self._make_up_for(worker, step)
         else:
-            self._event(self._workers[rank], frame.value)
+            self._event(worker, frame.value)
 
     def _failed(self, rank: int, call: int, error: AexecError) -> None:
-        self._workers[rank].work.ended(call)
+        self._worker(rank).work.ended(call)
         if call > 0:
             self.plan.sink.failed(call, rank, error)
         elif call == _GREET:
@@ -234,7 +238,7 @@ class LineGroup(WorkerGroup, Generic[RankT]):
             self.plan.sink.died(error)
 
 
-def _is_beside(message: Message[Any], methods: Mapping[str, bool]) -> bool:
+def is_beside(message: Message[Any], methods: Mapping[str, bool]) -> bool:
     """True for what the control line carries."""
     if isinstance(message, CallMethod):
         if isinstance(message.method, str):

@@ -69,8 +69,8 @@ def spin_of(config: ExecutorConfig, ranks: int) -> float:
     return affordable_spin(_SPIN, ranks + 1) if config.spin is None else config.spin
 
 
-def portable(place: WorkerContext) -> bytes:
-    """A place by cloudpickle.
+def portable(place: WorkerContext | ExecutorConfig) -> bytes:
+    """A place, or the settings, by cloudpickle.
 
     Raises:
         ConfigError: Something that the user gave cannot travel.

@@ -1,6 +1,7 @@
 """Backend ``mp``: each rank in a process of its own, on this node.
 
-The workers are children of a small fork server, which goes with the group.
+The workers are children of a small fork server, which goes with the group. It may hold a part
+of a larger world: those ranks of it that are on this node.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from aexec.executor.multiproc.output import WorkerOutput, forwarder
 from aexec.executor.multiproc.process import WorkerProcess
 from aexec.executor.multiproc.recipe import installed_devices, recipe_of
 from aexec.executor.multiproc.rendezvous import Rendezvous
+from aexec.executor.multiproc.share import NodeShare, whole_world
 from aexec.executor.multiproc.spawn import Exit, ForkServerProcess, Recipe, Started
 from aexec.messages.control import Hello
+from aexec.messages.lifecycle import RankPlace
 from aexec.observe import get_logger
 from aexec.transport import seqpacket_pair
-from aexec.worker.context import place_worker
+from aexec.worker.context import WorkerContext, place_worker
 from aexec.worker.placement import processors_of_gpu
 
 __all__ = ("MultiprocGroup",)
@@ -36,13 +39,20 @@ _SERVER_PATIENCE = 2.0  # seconds that the fork server may take to end, once its
 
 
 class MultiprocGroup(LineGroup[WorkerProcess]):
-    """The processes of one generation."""
+    """The processes of one generation, on this node.
+
+    Args:
+        plan: What the group is made from.
+        share: The ranks that are on this node, and where they meet the others; None: it has all.
+    """
 
     backend: ClassVar[str] = "mp"
 
-    def __init__(self, plan: GroupPlan) -> None:
-        super().__init__(plan, spin=spin_of(plan.config, plan.config.parallel.world_size))
+    def __init__(self, plan: GroupPlan, share: NodeShare | None = None) -> None:
+        self._share = whole_world(plan.config) if share is None else share
+        super().__init__(plan, spin=spin_of(plan.config, len(self._share.ranks)), ranks=self._share.ranks)
         self._outputs: list[WorkerOutput] = []
+        self._devices: list[str] = []  # of each rank
         self._recipe: Recipe | None = None
         self._server: ForkServerProcess | None = None
         self._rendezvous: Rendezvous | None = None
@@ -64,16 +74,21 @@ class MultiprocGroup(LineGroup[WorkerProcess]):
             AexecError: The first that any rank raised; those of others are notes.
             ProtocolError: A process could not be made.
         """
-        config = self.plan.config
-        recipe = self._recipe = recipe_of(config, self._ranks)
-        self._rendezvous = Rendezvous(self.plan.generation, self._ranks)
+        share = self._share
+        if share.is_whole:
+            recipe = recipe_of(self.plan.config, self._ranks)
+        else:  # the kernel is asked about networks
+            recipe = await asyncio.to_thread(recipe_of, self.plan.config, self._ranks, share.node_ip)
+        self._recipe = recipe
+        if share.is_whole:
+            self._rendezvous = Rendezvous(self.plan.generation, self._ranks)
         self._server = ForkServerProcess(recipe, self)
         output = self._output("fork server")
         self._server.launch(output.write_end)
         output.close_write_end()
         output.label = f"fork server pid {self._server.pid}"
         devices = visible_devices(recipe.env, installed_devices())
-        for rank in range(self._ranks):
+        for rank in share.ranks:
             self._start_worker(rank, devices, self._server)
         return await self._all_greeted()
 
@@ -88,6 +103,14 @@ class MultiprocGroup(LineGroup[WorkerProcess]):
         here = environ.inherited()
         return {name: value for name, value in self._recipe.env.items() if here.get(name) != value}
 
+    def places(self) -> Sequence[RankPlace]:
+        """Each rank's process and device; they are all on this node."""
+        node = self._share.node_id
+        return [
+            RankPlace(worker.rank, node, worker.pid, device)
+            for worker, device in zip(self._workers, self._devices, strict=True)
+        ]
+
     def server_ready(self, failed: Mapping[str, str]) -> None:
         """See ``ServerEvents``."""
         asked = self.plan.config.preload or ()  # of our own choice whoever needs it says so, as where torch is missing
@@ -99,7 +122,7 @@ class MultiprocGroup(LineGroup[WorkerProcess]):
 
     def worker_started(self, rank: int, started: Started) -> None:
         """See ``ServerEvents``."""
-        self._workers[rank].started(started)
+        self._worker(rank).started(started)
 
     def worker_refused(self, rank: int, why: str) -> None:
         """See ``ServerEvents``."""
@@ -107,14 +130,14 @@ class MultiprocGroup(LineGroup[WorkerProcess]):
 
     def worker_ended(self, rank: int, how: Exit) -> None:
         """See ``ServerEvents``."""
-        self._workers[rank].exited(how)
+        self._worker(rank).exited(how)
 
     def server_lost(self) -> None:
         """See ``ServerEvents``; the kernel ends its children with it."""
         output = self._outputs[0]
         output.drain()
         tail = f"; the last lines it wrote:\n{output.tail}" if output.tail else ""
-        self._greeting.failed(0, ProtocolError(f"the {output.label} has ended{tail}"))
+        self._greeting.failed(self._first, ProtocolError(f"the {output.label} has ended{tail}"))
 
     def _start_worker(self, rank: int, devices: Sequence[str], server: ForkServerProcess) -> None:
         worker = WorkerProcess(rank, self._output(f"rank {rank}"), self._died)
@@ -123,28 +146,35 @@ class MultiprocGroup(LineGroup[WorkerProcess]):
         work, worker.work_end = seqpacket_pair()
         control, control_end = seqpacket_pair()
         self._connect(worker, work, control)
-        place = place_worker(
-            rank,
-            self.plan.config,
-            generation=self.plan.generation,
-            local_rank=rank,
-            node_id=platform.node(),
-            node_ip="127.0.0.1",
-            distributed_init_method=self._rendezvous.init_method if self._rendezvous else "",
-            device=device_of(rank, devices),
-        )
-        device = devices[rank] if rank < len(devices) else ""
+        local_rank = rank - self._first
+        device = devices[local_rank] if local_rank < len(devices) else ""
         with control_end:
             launch = launch_of(
-                place,
+                self._place(rank, local_rank, devices),
                 local_world_size=self._ranks,
                 spin=self._spin,
                 parent_pid=server.pid,
                 cpus=processors_of_gpu(device, os.sched_getaffinity(0)),
             )
             self._launch(worker, launch, (control_end.fileno(),))
-        env = rank_environment(rank, rank, self._ranks, self._ranks)
+        env = rank_environment(rank, local_rank, self.plan.config.parallel.world_size, self._ranks)
         server.start(rank, env, worker.work_end.fileno(), worker.output.write_end)
+
+    def _place(self, rank: int, local_rank: int, devices: Sequence[str]) -> WorkerContext:
+        share, chosen = self._share, device_of(local_rank, devices)
+        self._devices.append(chosen)
+        return place_worker(
+            rank,
+            self.plan.config,
+            generation=self.plan.generation,
+            local_rank=local_rank,
+            node_id=share.node_id,
+            node_ip=share.node_ip,
+            distributed_init_method=self._rendezvous.init_method if self._rendezvous else share.init_method,
+            device=chosen,
+            local_world_size=self._ranks,
+            group_secret=share.secret,
+        )
 
     def _output(self, label: str) -> WorkerOutput:
         output = WorkerOutput(label, forwarder(self.plan.config.worker_output))

@@ -11,6 +11,8 @@ from aexec.config import ExecutorConfig, ModelConfig
 from aexec.executor.lines.environment import group_environment
 from aexec.executor.multiproc.spawn import Recipe
 from aexec.model.dummy.settings import is_dummy
+from aexec.parallel.rendezvous import network_environment
+from aexec.worker.placement import installed_devices
 
 __all__ = ("installed_devices", "recipe_of")
 
@@ -20,21 +22,22 @@ _LIGHT = ("aexec.worker.process",)
 _HEAVY = ("torch", "aexec.model.transformer.runner")
 
 
-def recipe_of(config: ExecutorConfig, ranks: int) -> Recipe:
-    """How the workers of ``config`` are made, ``ranks`` of them on this node."""
-    cpus = len(os.sched_getaffinity(0))
-    env = group_environment(environ.inherited(), config, ranks=ranks, cpus=cpus, never=environ.excluded())
+def recipe_of(config: ExecutorConfig, ranks: int, host: str = "") -> Recipe:
+    """How the workers of ``config`` are made.
+
+    Args:
+        config: The executor's settings.
+        ranks: Workers of this node.
+        host: This node's address for other nodes, about which the kernel is asked; empty: there are none.
+    """
+    cpus, here = len(os.sched_getaffinity(0)), environ.inherited()
+    network = network_environment(host, here) if host else None
+    env = group_environment(here, config, ranks=ranks, cpus=cpus, never=environ.excluded(), network=network)
     fresh = config.start_method == "spawn"
     command = (sys.executable, "-m", "aexec.worker") if fresh else ()
     if fresh:
         env["PYTHONPATH"] = os.pathsep.join(_import_path(env))
     return Recipe(entry=ENTRY, command=command, preload=() if fresh else _preload(config), env=env)
-
-
-def installed_devices(proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """The NVIDIA devices of this node by number, as its driver lists them; no CUDA library is loaded."""
-    folder = proc / "driver/nvidia/gpus"
-    return tuple(str(number) for number in range(len(list(folder.iterdir())))) if folder.is_dir() else ()
 
 
 def _import_path(env: dict[str, str]) -> list[str]:

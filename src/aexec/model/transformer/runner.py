@@ -96,6 +96,7 @@ class TorchRunner:
         tp_size: int = 1,
         samples: bool = True,
         device: str = "cpu",
+        num_sharers: int = 0,
         progress: LoadProgress | None = None,
     ) -> None:
         """A runner that has loaded nothing yet.
@@ -108,6 +109,7 @@ class TorchRunner:
             tp_size: How many they are; with more than one :meth:`join` has to come before :meth:`load_model`.
             samples: False: another rank of the last stage does it, and logits are dropped here.
             device: As in ``cpu`` or ``cuda:0``.
+            num_sharers: Ranks that share the memory of this host, itself counted; 0: all ranks of the model.
             progress: Told how far loading has come.
         """
         self._config, self._cache_config, self._progress = model, cache, progress
@@ -115,6 +117,7 @@ class TorchRunner:
         self._tp_rank, self._tp_size = tp_rank, tp_size
         self._tensor_process_group: Any = None
         self._device = torch.device(device)
+        self._num_sharers = num_sharers or tp_size * self._stage.size
         place = RankPlace(tp_rank, tp_size, self._stage.rank, self._stage.size)
         self._store = TorchStore(model.model, self._load, cache, self._device, find=self._find, place=place)
         self._sampler: Sampler | None = None
@@ -151,9 +154,7 @@ class TorchRunner:
         return resolve_model(name, progress=self._progress)
 
     def _load(self, files: ModelFiles) -> LoadedModel:
-        tensor: TensorGroup | None = None
-        if self._tp_size > 1:
-            tensor = TensorGroup.checked(self._tensor_process_group, self._tp_rank, self._tp_size)
+        tensor = self._tensor_group() if self._tp_size > 1 else None
         return load_model(
             files, self._config, stage=self._stage, device=self._device, tensor=tensor, progress=self._progress
         )  # fmt: skip
@@ -161,10 +162,10 @@ class TorchRunner:
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache of this rank may take; see ``kv_cache.budget_for``.
 
-        On a CPU the ranks of a model share the memory of one host; on CUDA each has a device of its own.
+        On a CPU the ranks of a node share its memory; on CUDA each has a device of its own.
         """
         is_cuda = self._device.type == "cuda"
-        sharers = 1 if is_cuda else self._tp_size * self._stage.size
+        sharers = 1 if is_cuda else self._num_sharers
         return budget_for(
             self._cache_config,
             free_bytes(self._device) // sharers,
@@ -342,8 +343,11 @@ class TorchRunner:
 
     def _tell(self, sampled: list[int | None]) -> list[int]:
         """The tokens of the group's first rank, which samples, on all its ranks."""
-        group = TensorGroup.checked(self._tensor_process_group, self._tp_rank, self._tp_size)
-        return group.told_by_first([token or 0 for token in sampled])
+        return self._tensor_group().told_by_first([token or 0 for token in sampled])
+
+    def _tensor_group(self) -> TensorGroup:
+        own_rank = self._stage.rank * self._tp_size + self._tp_rank
+        return TensorGroup.checked(self._tensor_process_group, self._tp_rank, self._tp_size, own_rank)
 
     def _blank_incoming(self, num_tokens: int) -> Tensor | None:
         return None if self._stage.is_first else self.blank_hidden(num_tokens)

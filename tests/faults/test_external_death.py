@@ -1,0 +1,200 @@
+"""Ranks that torchrun or SLURM has started: whatever becomes of one, all others hear of it, and end by themselves."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from launched import launch  # noqa: F401 - a fixture
+
+COLLECTIVE = """
+import datetime as dt
+import torch, torch.distributed as dist
+
+class Reducer(StepProbeWorker):
+    def init_device(self):
+        context = self.context
+        dist.init_process_group(
+            "gloo", init_method=context.distributed_init_method, rank=context.world_rank, world_size=context.world.size,
+            timeout=dt.timedelta(seconds=120),
+        )
+
+    def reduce(self, but=None):
+        if self.context.rank == but:
+            raise ValueError("not with me")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+"""
+
+DIVERGES = """
+async def main():
+    async with make() as executor:
+        await executor.execute_model(ExecuteModel(1))
+        await executor.sample_tokens(1)
+        await executor.execute_model(ExecuteModel(2, {"value": RANK}))
+        say("asked")
+        await executor.sample_tokens(2)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(90)
+def test_another_argument_ends_every_rank_soon_with_rank_and_step(launch):
+    """G53: within two seconds, by name, with a non-zero exit code; nobody hangs."""
+    ranks = launch(DIVERGES)
+    assert ranks.lines() == ["asked"] * 2
+    began = time.monotonic()
+    for rank in (0, 1):
+        ended = ranks.finish(rank)
+        assert ended.code == 1
+        assert ended.at - began < 5.0  # of which two are the interpreters' ends
+        assert "RanksDiverged: rank 1 does not ask for what the others ask for (call" in ended.errors
+        assert "step 2)" in ended.errors
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)", "raise OSError('mine')", "return"])
+def test_a_rank_that_ends_takes_the_others_with_it(launch, how):
+    """G18: killed, gone without a word, with an error of its own, or just through, while a worker is in a long call."""
+    text = f"""
+async def main():
+    async with make() as executor:
+        async def last():
+            await asyncio.sleep(0.3)
+            say("gone")
+            {how}
+        calls = [executor.collective_rpc("block", (60.0, 0))] if RANK == 0 else [last()]
+        say("ready")
+        await asyncio.gather(*calls)
+
+asyncio.run(main())
+"""
+    ranks = launch(text)
+    assert ranks.lines() == ["ready"] * 2
+    assert ranks.line(1) == "gone"
+    began = time.monotonic()
+    ended = ranks.finish(0)
+    assert ended.code == 1
+    assert ended.at - began < 8.0  # half a second to know, a second of grace, a second of the thread's, some for Python
+    assert "rank 1" in ended.errors
+    assert ("WorkerDied" in ended.errors) == ("_exit" in how or "kill" in how)
+
+
+@pytest.mark.timeout(90)
+def test_a_rank_that_is_killed_while_the_others_are_in_a_collective(launch):
+    """All end within the deadline with a non-zero exit code; the interpreter's end waits for no thread (G18)."""
+    text = f"""{COLLECTIVE}
+async def main():
+    async with make(Reducer) as executor:
+        await executor.collective_rpc("reduce")
+        if RANK == 1:
+            say("ready")
+            await asyncio.sleep(60)
+        say("calls")
+        await executor.collective_rpc("reduce", timeout=20.0)
+
+asyncio.run(main())
+"""
+    ranks = launch(text, 3)
+    assert ranks.lines() == ["calls", "ready", "calls"]
+    began = ranks.kill(1)
+    for rank in (0, 2):
+        ended = ranks.finish(rank)
+        assert ended.code == 1
+        assert ended.at - began < 8.0
+        assert "WorkerDied: rank 1" in ended.errors
+
+
+@pytest.mark.timeout(90)
+def test_a_rank_that_is_stopped_is_the_calls_own_deadline(launch):
+    """A process that does not run is no death; whoever waits for it in a collective ends at its limit, thread and all."""
+    text = f"""{COLLECTIVE}
+async def main():
+    async with make(Reducer) as executor:
+        await executor.collective_rpc("reduce")
+        if RANK == 1:
+            say("ready")
+            await asyncio.sleep(60)
+        say("calls")
+        await executor.collective_rpc("reduce", timeout=1.0)
+
+asyncio.run(main())
+"""
+    ranks = launch(text)
+    assert ranks.lines() == ["calls", "ready"]
+    began = ranks.kill(1, signal.SIGSTOP)
+    ended = ranks.finish(0)
+    assert (ended.code, "CallTimeout: reduce on ranks 0, 1" in ended.errors) == (1, True)
+    assert ended.at - began < 12.0
+    assert "rank 1: gives no answer" in ended.errors
+
+
+@pytest.mark.timeout(90)
+def test_a_rank_that_raises_while_the_other_is_in_a_collective(launch):
+    """G06: the error reaches both programs at once, though rank 0's thread hangs; and both end."""
+    text = f"""{COLLECTIVE}
+async def main():
+    async with make(Reducer) as executor:
+        await executor.collective_rpc("reduce")
+        began = time.monotonic()
+        try:
+            await executor.collective_rpc("reduce", kwargs={{"but": 1}})
+        except ValueError as error:
+            say(type(error).__name__, error.rank, time.monotonic() - began < 1.0)
+
+asyncio.run(main())
+"""
+    ranks = launch(text)
+    assert ranks.lines() == ["RemoteValueError 1 True"] * 2
+    assert [ranks.finish(rank).code for rank in (0, 1)] == [0, 0]
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_that_ends_gives_a_code_that_a_later_sigterm_does_not_change(launch):
+    """G31: the launcher restarts what has failed, and is not told that all was well."""
+    text = """
+async def main():
+    async with make() as executor:
+        try:
+            await executor.collective_rpc("end", (7, 1))
+        finally:
+            say("failed")
+            await asyncio.sleep(0.2)
+
+asyncio.run(main())
+"""
+    ranks = launch(text)
+    assert ranks.lines() == ["failed"] * 2
+    ranks.kill(1, signal.SIGTERM)
+    codes = [ranks.finish(rank).code for rank in (0, 1)]
+    assert codes[0] == 1
+    assert codes[1] in (1, -signal.SIGTERM)
+
+
+@pytest.mark.timeout(90)
+def test_the_shutdown_hook_has_its_time_on_every_rank(launch, tmp_path):
+    """G35: it runs on each rank; one that hangs is left behind after the grace, which is said, and the program ends."""
+    text = f"""
+class Leaves(StepProbeWorker):
+    def shutdown(self):
+        if self.context.rank == 1:
+            time.sleep(60)
+        open(os.path.join({str(tmp_path)!r}, f"left {{self.context.rank}}"), "w").close()
+
+async def main():
+    began = time.monotonic()
+    async with make(Leaves, close_grace=1.0) as executor:
+        pass
+    say(time.monotonic() - began < 6.0)
+
+asyncio.run(main())
+"""
+    ranks = launch(text)
+    assert ranks.lines() == ["True"] * 2
+    ended = [ranks.finish(rank) for rank in (0, 1)]
+    assert [one.code for one in ended] == [0, 0]
+    assert [path.name for path in sorted(tmp_path.glob("left *"))] == ["left 0"]
+    assert "rank 1 still worked after 1 s" in ended[1].errors

@@ -1,0 +1,129 @@
+"""Programs of which a launcher runs one for each rank: by hand, as ``srun`` does, and by torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from aexec.parallel.rendezvous import PortReservation
+from aexec.testing.processes import descendants
+
+PRELUDE = """
+import asyncio, os, signal, sys, threading, time
+from aexec import ExecuteModel, ExecutorConfig, ParallelConfig, open_executor
+from aexec.testing.workers import ProbeWorker, StepProbeWorker
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def make(worker_cls=StepProbeWorker, **settings):
+    settings = {"close_grace": 1.0, "start_timeout": 30.0, "parallel": ParallelConfig(tensor_parallel_size=SIZE)} | settings
+    return open_executor(ExecutorConfig(backend="external_launcher", worker_cls=worker_cls, **settings))
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+class Ended(NamedTuple):
+    """How the process of a rank has ended: what it wrote, its exit code (negative: a signal), and when (monotonic)."""
+
+    output: str
+    errors: str
+    code: int
+    at: float
+
+
+class RankProcesses:
+    """A process for each rank, each in a session of its own."""
+
+    def __init__(self, text: str, size: int, folder: Path, **env: str) -> None:
+        self._port = PortReservation("127.0.0.1")
+        program = folder / "program.py"
+        program.write_text(PRELUDE + text)
+        self.processes = [self._start(rank, size, program, env) for rank in range(size)]
+
+    def _start(self, rank: int, size: int, program: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port.port)}
+        return subprocess.Popen(
+            [sys.executable, str(program)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **place, **{name: str(value) for name, value in own.items()}, **env},
+        )
+
+    def line(self, rank: int) -> str:
+        """The next line that a rank writes; empty at its end."""
+        output = self.processes[rank].stdout
+        assert output is not None
+        return output.readline().rstrip("\n")
+
+    def lines(self) -> list[str]:
+        """The next line of each."""
+        return [self.line(rank) for rank in range(len(self.processes))]
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> float:
+        """Send a signal to one; when that was."""
+        os.kill(self.processes[rank].pid, number)
+        return time.monotonic()
+
+    def finish(self, rank: int, timeout: float = 30.0) -> Ended:
+        """Wait for the end of one."""
+        output, errors = self.processes[rank].communicate(timeout=timeout)
+        return Ended(output, errors, self.processes[rank].returncode, time.monotonic())
+
+    def end(self) -> None:
+        """Leave nothing of them, whatever happened."""
+        for process in self.processes:
+            for pid in [process.pid, *descendants(process.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.communicate()
+        self._port.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., RankProcesses]]:
+    """Starts ``launch(text, size=2, **environment)``, and sees to the end of all ranks."""
+    with contextlib.ExitStack() as stack:
+
+        def start(text: str, size: int = 2, **env: str) -> RankProcesses:
+            ranks = RankProcesses(text, size, tmp_path, **env)
+            stack.callback(ranks.end)
+            return ranks
+
+        yield start
+
+
+def torchrun(program: Path, *arguments: str, ranks: int = 2, **options: Any) -> subprocess.Popen[str]:
+    """Start a program under torchrun, which finds a port for itself; whoever starts it sees to its end."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.Popen(
+        [*command, str(program), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def end_session(process: subprocess.Popen[str]) -> None:
+    """Leave nothing of a process and of all that descends from it."""
+    for pid in [process.pid, *descendants(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
