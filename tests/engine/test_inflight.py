@@ -184,3 +184,25 @@ def test_a_random_driver_never_gets_stuck():
             if waiting and chance.random() < 0.5:
                 landed += steps(flights.land(chance.choice(waiting)))
         assert sampled == landed == list(range(1, 21))
+
+
+def test_outcomes_may_be_taken_one_at_a_time():
+    """A step that has landed keeps its slot until then, so that each decision knows as much on every rank."""
+    flights = queue(3, launched=3)
+    flights.due_samples()
+    assert flights.mark_landed(2)
+    assert not flights.has_landed
+    assert flights.mark_landed(1)
+    assert not flights.mark_landed(9)
+    assert (flights.has_landed, flights.num_free) == (True, 0)
+    assert [flights.take_landed().step, flights.num_free] == [1, 1]
+    assert [flights.take_landed().step, flights.has_landed] == [2, False]
+
+
+def test_a_step_may_follow_once_all_before_it_are_sampled():
+    """Whatever has landed by then."""
+    flights = queue(3, launched=2)
+    assert flights.may_follow(1)
+    assert not flights.may_follow(2)
+    flights.due_samples()
+    assert flights.may_follow(3)

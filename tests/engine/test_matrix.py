@@ -334,7 +334,7 @@ async def check(place: tuple[Mix, Executor], row: Row) -> None:
     # What was evicted before it was asked for again is loaded where there is somewhere to load it from.
     found = prefix.num_hit_tokens + prefix.num_loaded_tokens
     share = found / sum(len(asked.prompt) for asked in mix.requests)
-    assert (share > 0.3) == row.cached, share  # samples of one prompt share it in any case
+    assert (share > 0.25) == row.cached, share  # samples of one prompt share it in any case
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

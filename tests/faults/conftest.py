@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launched import launch as launch
 
 from aexec import ExecutorConfig, ParallelConfig, open_executor
 from aexec.executor.base import Executor

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from launched import launch  # noqa: F401 - a fixture
+from launched import end_session, torchrun
+
+from aexec.testing.processes import descendants
 
 COLLECTIVE = """
 import datetime as dt
@@ -56,7 +60,9 @@ def test_another_argument_ends_every_rank_soon_with_rank_and_step(launch):
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)", "raise OSError('mine')", "return"])
+@pytest.mark.parametrize(
+    "how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)", "raise OSError('mine')", "return"]
+)
 def test_a_rank_that_ends_takes_the_others_with_it(launch, how):
     """G18: killed, gone without a word, with an error of its own, or just through, while a worker is in a long call."""
     text = f"""
@@ -88,7 +94,7 @@ def test_a_rank_that_is_killed_while_the_others_are_in_a_collective(launch):
     """All end within the deadline with a non-zero exit code; the interpreter's end waits for no thread (G18)."""
     text = f"""{COLLECTIVE}
 async def main():
-    async with make(Reducer) as executor:
+    async with make(Reducer, backend="external_launcher") as executor:
         await executor.collective_rpc("reduce")
         if RANK == 1:
             say("ready")
@@ -113,7 +119,7 @@ def test_a_rank_that_is_stopped_is_the_calls_own_deadline(launch):
     """A process that does not run is no death; whoever waits for it in a collective ends at its limit, thread and all."""
     text = f"""{COLLECTIVE}
 async def main():
-    async with make(Reducer) as executor:
+    async with make(Reducer, backend="external_launcher") as executor:
         await executor.collective_rpc("reduce")
         if RANK == 1:
             say("ready")
@@ -137,7 +143,7 @@ def test_a_rank_that_raises_while_the_other_is_in_a_collective(launch):
     """G06: the error reaches both programs at once, though rank 0's thread hangs; and both end."""
     text = f"""{COLLECTIVE}
 async def main():
-    async with make(Reducer) as executor:
+    async with make(Reducer, backend="external_launcher") as executor:
         await executor.collective_rpc("reduce")
         began = time.monotonic()
         try:
@@ -148,7 +154,7 @@ async def main():
 asyncio.run(main())
 """
     ranks = launch(text)
-    assert ranks.lines() == ["RemoteValueError 1 True"] * 2
+    assert ranks.lines() == ["RemoteError[ValueError] 1 True"] * 2
     assert [ranks.finish(rank).code for rank in (0, 1)] == [0, 0]
 
 
@@ -198,3 +204,105 @@ asyncio.run(main())
     assert [one.code for one in ended] == [0, 0]
     assert [path.name for path in sorted(tmp_path.glob("left *"))] == ["left 0"]
     assert "rank 1 still worked after 1 s" in ended[1].errors
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("where", ["idle", "in a call", "in close"])
+def test_ctrl_c_ends_all_ranks_by_the_programs_own_handler(launch, where):
+    """G19: each process has its KeyboardInterrupt, closes, and ends; a second Ctrl-C does no harm."""
+    text = f"""
+async def main():
+    where = {where!r}
+    async with make(close_grace=0.5) as executor:
+        say("ready")
+        if where == "in a call":
+            await executor.collective_rpc("block", (60.0,))
+        elif where == "idle":
+            await asyncio.sleep(60.0)
+        else:
+            asyncio.ensure_future(executor.collective_rpc("block", (60.0,)))
+            await asyncio.sleep(0.05)
+            await executor.close()
+
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+asyncio.run(main())
+"""
+    ranks = launch(text)
+    assert ranks.lines() == ["ready"] * 2
+    began = time.monotonic()
+    for number in (signal.SIGINT, signal.SIGINT):
+        for rank in (0, 1):
+            ranks.kill(rank, number)
+        time.sleep(0.1)
+    ended = [ranks.finish(rank) for rank in (0, 1)]
+    assert all(one.at - began < 8.0 for one in ended)
+    assert all(one.code in (0, 1, 130, -signal.SIGINT) and (one.code or where == "in close") for one in ended)
+    assert all("KeyboardInterrupt" in one.errors or where == "in close" for one in ended)
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_under_torchrun(tmp_path):
+    """G19, G53: the launcher's own handlers do what they always do; nothing is left, and its exit code is its own."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import asyncio, os
+from aexec import ExecutorConfig, ParallelConfig, open_executor
+
+async def main():
+    layout = ParallelConfig(tensor_parallel_size=2)
+    config = ExecutorConfig(
+        backend="external_launcher", worker_cls="aexec.testing.workers:ProbeWorker", parallel=layout, close_grace=0.5
+    )
+    async with open_executor(config) as executor:
+        os.write(1, f"{await executor.collective_rpc('place')}\\n".encode())
+        await executor.collective_rpc("block", (60.0,))
+
+asyncio.run(main())
+"""
+    )
+    launcher = torchrun(program)
+    try:
+        assert launcher.stdout is not None
+        assert [launcher.stdout.readline() for _ in range(2)] == ["[(0, 2, 0, 0, 1), (1, 2, 1, 0, 1)]\n"] * 2
+        watch = descendants(launcher.pid)
+        began = time.monotonic()
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, errors = launcher.communicate(timeout=30.0)
+        assert time.monotonic() - began < 15.0
+        assert launcher.returncode == 1
+        assert "SignalException" in errors
+        assert errors.count("\nKeyboardInterrupt") == 2
+        assert not any(Path(f"/proc/{pid}").exists() for pid in watch)
+    finally:
+        end_session(launcher)
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_torchrun_restarts_meet_again(tmp_path):
+    """G48: who has lost a rank ends with a non-zero code, and the next attempt meets in the same store, anew."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import asyncio, os
+from aexec import ExecutorConfig, ParallelConfig, open_executor
+
+async def main():
+    layout = ParallelConfig(tensor_parallel_size=2)
+    config = ExecutorConfig(
+        backend="external_launcher", worker_cls="aexec.testing.workers:ProbeWorker", parallel=layout, close_grace=0.5
+    )
+    async with open_executor(config) as executor:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+            os._exit(3)
+        os.write(1, f"{await executor.collective_rpc('echo', (1,))}\\n".encode())
+
+asyncio.run(main())
+"""
+    )
+    launcher = torchrun(program, restarts=1)
+    try:
+        output, errors = launcher.communicate(timeout=90.0)
+        assert (launcher.returncode, output) == (0, "[1, 1]\n" * 2), errors
+    finally:
+        end_session(launcher)

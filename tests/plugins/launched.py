@@ -18,15 +18,37 @@ from aexec.parallel.rendezvous import PortReservation
 from aexec.testing.processes import descendants
 
 PRELUDE = """
-import asyncio, os, signal, sys, threading, time
+import asyncio, os, pathlib, signal, sys, threading, time
 from aexec import ExecuteModel, ExecutorConfig, ParallelConfig, open_executor
+from aexec.executor.external.group import ExternalGroup
 from aexec.testing.workers import ProbeWorker, StepProbeWorker
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
+class FolderStore:  # torch's takes seconds to import
+    folder = pathlib.Path(os.environ["MEETING"])
+
+    async def tell(self, key, value, timeout):
+        (self.folder / f"new {RANK}").write_bytes(value)
+        (self.folder / f"new {RANK}").rename(self.folder / key.replace("/", " "))
+
+    async def learn(self, key, timeout):
+        path = self.folder / key.replace("/", " ")
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        return path.read_bytes()
+
+    def close(self):
+        pass
+
+class ByFolder(ExternalGroup):
+    def store(self):
+        return FolderStore()
+
 def make(worker_cls=StepProbeWorker, **settings):
-    settings = {"close_grace": 1.0, "start_timeout": 30.0, "parallel": ParallelConfig(tensor_parallel_size=SIZE)} | settings
-    return open_executor(ExecutorConfig(backend="external_launcher", worker_cls=worker_cls, **settings))
+    layout = ParallelConfig(tensor_parallel_size=SIZE)
+    settings = {"backend": ByFolder, "close_grace": 1.0, "start_timeout": 30.0, "parallel": layout} | settings
+    return open_executor(ExecutorConfig(worker_cls=worker_cls, **settings))
 
 def say(*words):
     print(*words, flush=True)
@@ -53,7 +75,7 @@ class RankProcesses:
 
     def _start(self, rank: int, size: int, program: Path, env: dict[str, str]) -> subprocess.Popen[str]:
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port.port)}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port.port), "MEETING": str(program.parent)}
         return subprocess.Popen(
             [sys.executable, str(program)],
             stdin=subprocess.DEVNULL,
@@ -107,9 +129,12 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., RankProcesses]]:
         yield start
 
 
-def torchrun(program: Path, *arguments: str, ranks: int = 2, **options: Any) -> subprocess.Popen[str]:
+def torchrun(
+    program: Path, *arguments: str, ranks: int = 2, restarts: int = 0, **options: Any
+) -> subprocess.Popen[str]:
     """Start a program under torchrun, which finds a port for itself; whoever starts it sees to its end."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command.append(f"--max-restarts={restarts}")
     return subprocess.Popen(
         [*command, str(program), *arguments],
         stdin=subprocess.DEVNULL,

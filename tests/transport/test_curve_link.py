@@ -219,6 +219,34 @@ def send_many(link, value):
         link.send(Kind.MESSAGE, 1, value)
 
 
+async def test_what_is_urgent_passes_what_waits():
+    """Both ways, between the pieces of a large message; and nothing turns in vain once all has gone."""
+    async with leader() as node:
+        pairs = [await node.follower() for _ in range(2)]
+        for here, there in pairs:
+            for one, other in ((here, there), (there, here)):
+                for call in range(3):
+                    one.link.send(Kind.MESSAGE, call, np.zeros(20 * MIB, np.uint8))
+                one.link.send(Kind.MESSAGE, 9, "ping", urgent=True)
+                assert (await other.next()).value == "ping"
+        for side in (*pairs[0], *pairs[1]):
+            assert [(await side.next()).call for _ in range(3)] == [0, 1, 2]
+        await asyncio.sleep(0.05)
+        assert node.listener._blocked == set()
+
+
+async def test_something_urgent_for_a_node_that_has_just_gone_is_no_error():
+    """It is told where the line is heard, as for any other frame."""
+    async with leader() as node:
+        here, child = await node.process()
+        child.kill()
+        child.wait()
+        time.sleep(0.2)  # noqa: ASYNC251 - ZMQ knows of it, and this loop does not
+        here.link.send(Kind.MESSAGE, 1, "ping", urgent=True)
+        here.link.send(Kind.MESSAGE, 2, "ping")
+        assert not (await here.end()).orderly
+
+
 async def test_large_messages_do_not_hold_the_loop():
     """Neither end's: 100 MB go through in pieces, between which everything else has its turn."""
     async with leader() as node:

@@ -21,7 +21,7 @@ from curve_nodes import PATIENCE, leader
 
 from aexec.errors import LinkRefused
 from aexec.transport import Kind
-from aexec.transport.curve import NodeKey, dial_leader
+from aexec.transport.curve import NodeKey, dial_leader, dialer
 from aexec.transport.curve.listener import MOST_AT_THE_DOOR
 from aexec.transport.frames import pack
 
@@ -287,3 +287,17 @@ async def test_strangers_in_between_are_only_counted():
         await traffic.goes_on()
     entry = log_of(logs)
     assert (entry["who"].split()[0], entry["why"]) == ("127.0.0.9", "its address is not allowed")
+
+
+async def test_a_follower_that_looks_why_nobody_is_there_is_no_stranger():
+    """A leader that comes up just then takes its connection for nobody's: it is not told of it."""
+    async with leader() as up:
+        place = dialer._Place(socket.AF_INET, up.listener.address, None)
+        assert await dialer._why_absent(place) == "it was not there a moment ago"
+        side, follower = await up.follower()
+        side.link.send(Kind.EVENT, 0, "what came before has been told by now")
+        await follower.next()
+        async with asyncio.timeout(PATIENCE):
+            while up.listener.statistics().at_the_door:  # noqa: ASYNC110 - nobody is told of it
+                await asyncio.sleep(0.005)
+        assert up.listener.statistics().turned_away == 0

@@ -101,6 +101,19 @@ async def test_each_rank_gets_its_own_two_lines(open_meeting, which):
     close(*(end for _, _, end in ends))
 
 
+async def test_a_meeting_of_chosen_ranks_is_for_nobody_else(open_meeting):
+    """As where a group's own rank is the driver: it has no line to itself, and the meeting is over without it."""
+    to = open_meeting(expect=[1, 5])
+    with pytest.raises(MeetingFailed, match="the group has no such rank"):
+        await come(way(to, LOCAL), 0, "work")
+    for rank in (5, 1):
+        theirs, ours = await both_lines(to, rank)
+        close(*theirs, *ours)
+    assert (to.statistics().seated, to.statistics().expected) == (4, 4)
+    with pytest.raises(MeetingFailed, match="nobody listens there"):
+        await come(way(to, LOCAL), 1, "work", timeout=2.0)
+
+
 async def test_on_this_node_memory_is_shared(open_meeting):
     """Lines of this node carry descriptors and name the process at their end; others are streams."""
     to = open_meeting(expect=2)

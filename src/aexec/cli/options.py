@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from aexec.config import ExecutorConfig, Offload
+from aexec.config.nodes import DEFAULT_ADDRESS, DEFAULT_PORT
 from aexec.errors import InvalidRequest
 from aexec.messages import SamplingParams, StructuredOutput
 
-__all__ = ("EngineOptions", "Flag", "RayFlags", "SamplingOptions", "Texts")
+__all__ = ("EngineOptions", "Flag", "NodeFlags", "RayFlags", "SamplingOptions", "Texts")
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Texts = Annotated[tuple[str, ...], Parameter(negative=(), allow_leading_hyphen=True, show_default=False)]
@@ -48,6 +49,35 @@ class RayFlags:
     graph_transport: Literal["auto", "nccl", "shm"] = "auto"
 
 
+@Parameter(name="*", group="Several nodes (--executor mp)")
+@dataclass(frozen=True, kw_only=True)
+class NodeFlags:
+    """Which machines besides this one, node 0, have ranks; each of them runs aexec worker.
+
+    Attributes:
+        nnodes: How many nodes there are, this one among them.
+        master_addr: Address of this node, by which the others reach it; it listens there and nowhere else.
+        master_port: Port on which it waits for the others; 0 takes one that is free.
+        node_key_file: The file with the key of the nodes, the same on all of them; by default what AEXEC_NODE_KEY or
+            AEXEC_NODE_KEY_FILE says.
+        node_allow: An address or network, as in 10.0.0.0/24, that nodes may come from; may be given several times. By
+            default any, for without the key nobody is heard.
+        node_interface: Network interface whose address this node has for the others, as in eth1; by default what
+            AEXEC_HOST_IP says, else that of --master-addr.
+        node_timeout: Seconds without a sign of life after which a node counts as lost.
+        ranks_per_node: Ranks of each node, in order: given once for each; by default equally many.
+    """
+
+    nnodes: int = 1
+    master_addr: str = DEFAULT_ADDRESS
+    master_port: int = DEFAULT_PORT
+    node_key_file: Annotated[str | None, Parameter(show_default=False)] = None
+    node_allow: Texts = ()
+    node_interface: str | None = None
+    node_timeout: float = 3.0
+    ranks_per_node: Annotated[tuple[int, ...] | None, Parameter(negative=(), show_default=False)] = None
+
+
 @Parameter(name="*", group="Engine")
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -71,6 +101,7 @@ class EngineOptions:
         kv_offload_bytes: What these files may take, 4 GiB by default; without a directory, host memory.
         divergence_check: With external_launcher: compare what the ranks do, so that one that differs ends all at once.
         ray: Where Ray places the ranks.
+        nodes: Which other machines have ranks.
     """
 
     model: str
@@ -88,6 +119,7 @@ class EngineOptions:
     kv_offload_bytes: int | None = None
     divergence_check: bool = True
     ray: RayFlags = RayFlags()
+    nodes: NodeFlags = NodeFlags()
 
     @property
     def executor_config(self) -> ExecutorConfig:
@@ -96,8 +128,8 @@ class EngineOptions:
         Raises:
             ConfigError: The settings contradict each other.
         """
-        ray = dataclasses.asdict(self.ray)
-        return ExecutorConfig(backend=self.executor, divergence_check=self.divergence_check, **ray)
+        ray, nodes = dataclasses.asdict(self.ray), dataclasses.asdict(self.nodes)
+        return ExecutorConfig(backend=self.executor, divergence_check=self.divergence_check, **ray, **nodes)
 
     @property
     def kv_connector(self) -> Offload | None:

@@ -158,9 +158,9 @@ async def start_driver(
         reseed: Makes ``draw_seed`` give what follows from a number; None: it follows from the user's.
         is_guest: The executor outlives the driver.
     """
-    driver_class: type[EngineDriver] = EngineDriver
-    if is_replicated(executor):
-        driver_class, structured = ReplicatedDriver, await prepare(executor, cache, structured, reseed)
+    driver_class = ReplicatedDriver if is_replicated(executor) else EngineDriver
+    if driver_class is ReplicatedDriver:
+        structured = await prepare(executor, cache, structured, reseed)
     infos: list[ModelInfo] = await executor.collective_rpc("model_info")
     info = infos[executor.output_rank]
     # All ranks hold the same blocks: what the least of them holds.
@@ -176,14 +176,9 @@ async def start_driver(
         overlaps=loop.overlaps,
     )
     grammars = await _start_grammars(stack, structured, text, limits, scheduler)
-    system = ActorSystem(name="engine")
-    await system.open()
-    stack.push_async_callback(system.aclose)
-    events = EventHub[EngineEvent]()
-    stack.callback(events.close)
+    system, events = await _start_system(stack)
     mailbox = config.max_num_seqs + config.max_num_waiting + _CONTROL_ROOM
-    spawner = system.using(name="driver", mailbox=mailbox)
-    driver = await spawner.spawn(
+    driver = await system.using(name="driver", mailbox=mailbox).spawn(
         driver_class,
         executor,
         scheduler,
@@ -197,12 +192,26 @@ async def start_driver(
         is_guest=is_guest,
     )
     frontend = Frontend(executor, driver, system, text.tokenizer, info, events, loop.async_scheduling)
+    _end_well(stack, frontend, scheduler)
+    return frontend
+
+
+async def _start_system(stack: AsyncExitStack) -> tuple[ActorSystem, EventHub[EngineEvent]]:
+    system = ActorSystem(name="engine")
+    await system.open()
+    stack.push_async_callback(system.aclose)
+    events = EventHub[EngineEvent]()
+    stack.callback(events.close)
+    return system, events
+
+
+def _end_well(stack: AsyncExitStack, frontend: Frontend, scheduler: Scheduler) -> None:
+    """What has to be done while the driver still runs."""
     stack.push_async_callback(frontend.settle)
     if frontend.is_replicated:
         stack.push_async_callback(frontend.part)
     if scheduler.connector is not None and scheduler.connector.flush_timeout:
         stack.push_async_callback(frontend.flush, scheduler.connector.flush_timeout)
-    return frontend
 
 
 def _loop_for(executor: Executor, infos: Sequence[ModelInfo], config: SchedulerConfig) -> StepLoop:

@@ -120,6 +120,18 @@ async def what_is_received_is_the_receivers(make: MakePair) -> None:
         equal(kept.tolist(), [9] + [0] * 44, "a view of an earlier message is what it was")
 
 
+async def what_was_sent_may_be_changed(make: MakePair) -> None:
+    """By whoever has sent it, at once, also while it waits for a peer that does not read; up to 4 MB of it."""
+    async with _sides(make) as (left, right):
+        array = np.zeros(MIB, np.uint8)
+        for call in range(40):
+            array[:] = call
+            left.channel.send(Kind.MESSAGE, call, array)
+        array[:] = 99
+        for call in range(40):
+            holds(((await right.next()).value == call).all(), "it arrives as it was when it was sent")
+
+
 async def memory_comes_back(make: MakePair) -> None:
     """As soon as nothing of a message is in use, and not before."""
     async with _sides(make) as (left, right):
@@ -259,6 +271,7 @@ CHANNEL_CHECKS: tuple[Callable[[MakePair], Awaitable[None]], ...] = (
     values_arrive_as_they_were_sent,
     arrays_arrive_bit_by_bit,
     what_is_received_is_the_receivers,
+    what_was_sent_may_be_changed,
     memory_comes_back,
     order_is_kept,
     a_slow_reader_loses_nothing,

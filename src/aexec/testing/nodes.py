@@ -109,7 +109,7 @@ async def open_on_nodes(
         config: Its settings; addresses and key are filled in.
         told: Given the agents of nodes 1, 2, ... before anything starts.
     """
-    with tempfile.TemporaryDirectory(prefix="aexec-nodes-") as folder:
+    with tempfile.TemporaryDirectory(prefix="loopback-nodes-") as folder:
         key = await asyncio.to_thread(NodeKey.make, Path(folder) / "key")
         leader = loopback_address()
         config = dataclasses.replace(config, master_addr=leader, node_key_file=os.fspath(Path(folder) / "key"))

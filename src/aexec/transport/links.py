@@ -24,6 +24,7 @@ __all__ = ("Link", "PacketLink", "Parts", "Receiver", "SocketLink", "StreamLink"
 MAX_FDS = 16  # descriptors with one frame
 MAX_STREAMED = 1 << 40  # bytes of a frame on a stream: more is garbage
 SEND_BUFFER = 1 << 20  # bytes
+OWN = 4 << 20  # bytes of a frame that are copied, if they have to wait
 
 _LENGTH = struct.Struct("<Q")
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
@@ -243,7 +244,12 @@ class StreamLink(SocketLink):
         if fds and self.sock.family != socket.AF_UNIX:  # the system would leave them out without a word
             raise ValueError("descriptors cannot go to another node: this line is a TCP connection")
         whole = [memoryview(part).cast("B") for part in parts if len(part)]
-        return self._send([memoryview(_LENGTH.pack(sum(map(len, whole)))), *whole], fds)
+        size = sum(map(len, whole))
+        if self._send([memoryview(_LENGTH.pack(size)), *whole], fds):
+            return True
+        if size <= OWN:  # whoever sends may change them from now on
+            self._rest = (b"".join(self._rest),)
+        return False
 
     def flush(self) -> bool:
         """As it says in :class:`Link`."""

@@ -19,10 +19,10 @@ from aexec.transport.frames import Frame, Kind, join
 from aexec.transport.hot import HotWindow
 from aexec.transport.inbox import Inbox
 from aexec.transport.lines import link_of
-from aexec.transport.links import Link, Parts
+from aexec.transport.links import OWN, Link, Parts
 from aexec.transport.outbox import Outbox
 from aexec.transport.statistics import ChannelStatistics
-from aexec.transport.writer import OFF_LOOP, Placed, Writer
+from aexec.transport.writer import Placed, Writer
 
 __all__ = ("LoopChannel",)
 
@@ -241,7 +241,7 @@ class LoopChannel:
             self._send(parts, fds)
             return
         size = sum(map(len, parts))
-        if len(parts) > 1 and size <= OFF_LOOP:  # arrays of whoever sends, and he may change them from now on
+        if len(parts) > 1 and size <= OWN:  # arrays of whoever sends, and he may change them from now on
             parts = (b"".join(parts),)
         self._queued_bytes += size
         self._queue.append(_Waiting(parts, tuple(os.dup(fd) for fd in fds), copied, size))

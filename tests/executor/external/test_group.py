@@ -384,6 +384,67 @@ async def test_a_duplicate_step_is_refused_alike():
         assert await group.rpc("echo", (1,)) == [[1, 1]] * 2
 
 
+async def test_a_slow_call_names_the_rank_that_is_missing():
+    """G01: on every rank, with its state; the one that has answered is not blamed."""
+    async with ranks(ProbeWorker, slow_call=0.1) as group:
+        events = [executor.events() for executor in group]
+        call = asyncio.ensure_future(group.rpc("block", (0.4, 1)))
+        for heard in events:
+            event = await asyncio.wait_for(anext(heard), SOON)
+            assert (event.method, event.answered, event.missing) == ("block", [0], {1: "block"})
+        await call
+
+
+async def test_many_starts_at_once_have_ports_of_their_own():
+    """G49: a place to meet is bound first and then announced, so nobody else gets it."""
+
+    async def one():
+        async with ranks(ProbeWorker) as group:
+            (methods,) = {tuple(reply) for reply in await group.rpc(_meeting_place)}
+            return methods[0]
+
+    for _ in range(3):
+        places = await asyncio.gather(*(one() for _ in range(6)))
+        assert len(set(places)) == 6
+
+
+async def test_stages_see_the_same_steps_in_the_same_order():
+    """G60: whatever each of them takes, and whoever leaves: the two halves of a step keep their pairing."""
+    async with ranks(StepProbeWorker, size=3, layout=ParallelConfig(1, 3), max_concurrent_steps=4) as group:
+
+        async def drive(executor):
+            results = []
+            for first in range(1, 13, 3):
+                for step in range(first, first + 3):
+                    await executor.execute_model(ExecuteModel(step, {"seconds": 0.001 * (step % 4)}))
+                samplings = [asyncio.ensure_future(executor.sample_tokens(step)) for step in range(first, first + 3)]
+                await asyncio.sleep(0)
+                samplings[1].cancel()
+                results += [await samplings[0], await samplings[2]]
+            return [(result.step, result.output[:2]) for result in results]
+
+        wanted = [(step, (step, 2)) for step in range(1, 13) if step % 3 != 2]
+        assert await group.all(drive) == [wanted] * 3
+        logs = (await group.rpc("read_log"))[0]
+        steps = [[entry[1] for entry in log if entry[0] == "execute"] for log in logs]
+        assert steps == [list(range(1, 13))] * 3
+
+
+async def test_a_late_answer_is_nobodys():
+    """G05: after calls that have passed their limit, each call has its own answer, on every rank."""
+    async with ranks(ProbeWorker) as group:
+
+        async def drive(executor):
+            found = []
+            for number in range(5):
+                with pytest.raises(CallTimeout):
+                    await executor.collective_rpc("block", (0.1, None, number), timeout=0.03)
+                found.append(await executor.collective_rpc("echo", (number,)))
+            return found
+
+        assert await group.all(drive) == [[[number] * 2 for number in range(5)]] * 2
+
+
 async def test_it_starts_no_process_and_touches_no_signal(monkeypatch):
     """G53: never spawns; the launcher's signals are its own."""
 
@@ -412,7 +473,7 @@ async def test_it_starts_no_process_and_touches_no_signal(monkeypatch):
     ],
 )
 async def test_settings_of_other_backends_are_refused(settings, said):
-    """Before anything is started, with what to do instead."""
+    """Before anything is started, with what to do instead; the environment is this process's own, as it is (G39)."""
     settings = {"parallel": ParallelConfig(2)} | settings
     with pytest.raises(ConfigError, match=said):
         await open_executor(ExecutorConfig(backend=backend_of(0, 2, MemoryStore()), worker_cls=ProbeWorker, **settings))
@@ -441,7 +502,11 @@ async def test_worker_init_and_extensions_run_in_this_process():
 
 
 async def test_one_rank_alone_needs_nobody():
-    """torchrun --nproc-per-node 1."""
+    """As with one process on the launcher's command line."""
     async with ranks(ProbeWorker, size=1) as group:
         assert await group.rpc("echo", (1,)) == [[1]]
         assert await group[0].agree(["a"]) == ["a"]
+
+
+def _meeting_place(worker):
+    return worker.context.distributed_init_method

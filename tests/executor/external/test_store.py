@@ -138,6 +138,28 @@ async def test_a_thread_that_nobody_waits_for_lets_go_of_what_it_gets():
         await dropped.wait()
 
 
+async def test_what_comes_as_its_caller_is_cancelled_is_let_go_of():
+    """In the same turn of the loop: it is there, and nobody takes it."""
+    dropped = []
+    waiting = asyncio.ensure_future(off_loop(lambda: "socket", "test", unwanted=dropped.append))
+    loop = asyncio.get_running_loop()
+    act_is_over = asyncio.Event()
+
+    def cancel_in_time():
+        # Whatever the thread posts is run in the turn after the one that it wakes.
+        if not waiting.done() and not any(thread.name == "aexec-test" for thread in threading.enumerate()):
+            waiting.cancel()
+        if waiting.done():
+            act_is_over.set()
+        else:
+            loop.call_soon(cancel_in_time)
+
+    loop.call_soon(cancel_in_time)
+    async with asyncio.timeout(PATIENCE):
+        await act_is_over.wait()
+    assert waiting.cancelled() == (dropped == ["socket"])
+
+
 async def test_what_a_thread_raises_reaches_its_caller():
     """As it is."""
     with pytest.raises(ZeroDivisionError):

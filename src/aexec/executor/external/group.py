@@ -346,6 +346,7 @@ class ExternalGroup(WorkerGroup):
             generation=plan.generation,
             local_rank=launched.local_rank,
             local_world_size=launched.local_world_size,
+            owns_process=False,
             node_id=platform.node(),
             node_ip=host or "127.0.0.1",
             distributed_init_method=announced.init_method if self._layout.size > 1 else "",

@@ -18,7 +18,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import tenacity
 
@@ -41,34 +41,61 @@ async def off_loop(act: Callable[[], T], name: str, unwanted: Callable[[T], obje
         name: Of the thread.
         unwanted: Gets what it gave when nobody waits for that any longer.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    errand = _Errand(act, unwanted)
+    threading.Thread(target=errand.run, name=f"aexec-{name}", daemon=True).start()
+    return await errand.result()
 
-    def finish(value: Any, error: BaseException | None) -> None:
-        if done.done():
-            drop(value, error)
-        elif error is None:
-            done.set_result(value)
+
+class _Errand(Generic[T]):
+    """What a thread does for a caller on a loop."""
+
+    def __init__(self, act: Callable[[], T], unwanted: Callable[[T], object] | None) -> None:
+        self._act, self._unwanted = act, unwanted
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[tuple[T]] = self._loop.create_future()
+
+    def __repr__(self) -> str:
+        return f"<_Errand: {self._done!r}>"
+
+    def run(self) -> None:
+        """On the thread."""
+        try:
+            value = self._act()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            self._post(self._fail, error)
         else:
-            done.set_exception(error)
+            if not self._post(self._give, value):
+                self._drop(value)
 
-    def drop(value: Any, error: BaseException | None) -> None:
-        if error is None and unwanted is not None:
-            unwanted(value)
+    async def result(self) -> T:
+        """On the loop."""
+        try:
+            return (await self._done)[0]
+        except asyncio.CancelledError:
+            if self._done.done() and not self._done.cancelled() and self._done.exception() is None:
+                self._drop(self._done.result()[0])  # it came in the very turn in which the caller was cancelled
+            raise
 
-    def run() -> None:
-        value, error = None, None
+    def _post(self, what: Callable[[Any], None], value: Any) -> bool:
         try:
-            value = act()
-        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever waits
-            error = raised
-        try:
-            loop.call_soon_threadsafe(finish, value, error)
+            self._loop.call_soon_threadsafe(what, value)
         except RuntimeError:  # the loop is closed: nobody waits any longer
-            drop(value, error)
+            return False
+        return True
 
-    threading.Thread(target=run, name=f"aexec-{name}", daemon=True).start()
-    return await done
+    def _give(self, value: T) -> None:
+        if self._done.done():
+            self._drop(value)
+        else:
+            self._done.set_result((value,))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def _drop(self, value: T) -> None:
+        if self._unwanted is not None:
+            self._unwanted(value)
 
 
 class TorchStore(abc.ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ _ATTEMPT: Final = 10.0  # seconds for a connection, before another one is tried
 _STRIKES: Final = 3  # handshakes in a row that the other end breaks off, after which it will not have us
 _AT_ONCE: Final = 32  # messages in one turn of the loop,
 _BYTES_AT_ONCE: Final = 2 << 20  # and bytes
+_HANG_UP_AT_ONCE: Final = struct.pack("ii", 1, 0)  # a leader that has come meanwhile is not told of a connection
 
 
 async def dial_leader(
@@ -334,6 +336,7 @@ async def _why_absent(place: _Place) -> str:
     loop = asyncio.get_running_loop()
     with socket.socket(place.family, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _HANG_UP_AT_ONCE)
         try:
             if place.source is not None:
                 sock.bind((place.source, 0))

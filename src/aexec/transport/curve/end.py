@@ -10,8 +10,7 @@ from typing import Final
 
 from aexec.transport.curve.pieces import Assembly, cut
 from aexec.transport.frames import BadFrame, Data
-from aexec.transport.links import Parts
-from aexec.transport.writer import OFF_LOOP
+from aexec.transport.links import OWN, Parts
 
 __all__ = ("CurveEnd",)
 
@@ -45,6 +44,7 @@ class CurveEnd:
         self._post, self._let_go = post, let_go
         self._assembly = Assembly()
         self._frames: deque[Data] = deque()
+        self._first: deque[Data] = deque()  # are taken before those
         self.error: BadFrame | OSError | None = None
         self._urgent: deque[bytes] = deque()
         self._rest: Iterator[bytes | memoryview] = iter(())
@@ -73,7 +73,7 @@ class CurveEnd:
         self._rest = cut(parts)
         if self.flush():
             return True
-        if self._piece is not None and sum(map(len, parts)) <= OFF_LOOP:  # the sender may change it from now on
+        if self._piece is not None and sum(map(len, parts)) <= OWN:  # the sender may change it from now on
             self._piece, self._rest = bytes(self._piece), iter([bytes(piece) for piece in self._rest])
         return False
 
@@ -86,10 +86,13 @@ class CurveEnd:
         return True
 
     def _flush_urgent(self) -> bool:
-        while self._urgent:
-            if not self._post(self._urgent[0], True):
-                return False
-            self._urgent.popleft()
+        try:
+            while self._urgent:
+                if not self._post(self._urgent[0], True):
+                    return False
+                self._urgent.popleft()
+        except BrokenPipeError:  # whoever receives learns of it
+            self._urgent.clear()
         return True
 
     def flush(self) -> bool:
@@ -115,8 +118,9 @@ class CurveEnd:
 
     def receive(self) -> tuple[Data, tuple[int, ...]]:
         """As it says in ``Link``."""
-        if self._frames:
-            return self._frames.popleft(), ()
+        frames = self._first or self._frames
+        if frames:
+            return frames.popleft(), ()
         if self.error is not None:
             raise self.error
         raise BlockingIOError
@@ -138,6 +142,7 @@ class CurveEnd:
         self.is_closed = True
         self._readable = self._writable = None
         self._frames.clear()
+        self._first.clear()
         self._urgent.clear()
         self._rest, self._piece = iter(()), None
         self._let_go(self)
@@ -155,8 +160,10 @@ class CurveEnd:
         if self.error is not None or self.is_closed:
             return
         if is_urgent:
-            self._frames.appendleft(bytes(piece))
-            if not self._is_due:
+            self._first.append(bytes(piece))
+            if self._readable is None and len(self._first) > _MOST_UNHEARD:
+                self.lost(BadFrame("too many frames have come before anybody heard them"))
+            elif not self._is_due:
                 self._tell()
             return
         try:
@@ -200,7 +207,7 @@ class CurveEnd:
             self._readable()
         finally:
             self._is_telling = False
-        if self._readable is not None and (self._frames or self.error is not None):
+        if self._readable is not None and (self._first or self._frames or self.error is not None):
             self._tell_soon()
 
     def _tell_soon(self) -> None:

@@ -118,6 +118,20 @@ async def test_large_values_go_there_and_back():
     assert answers[1:] == [[n, n] for n in range(20)]
 
 
+async def test_health_is_answered_while_a_large_message_is_under_way():
+    """It passes what goes to the node, and its answer what comes from there: a rank is not stuck that has much to hear."""
+    value = np.zeros(40 << 20, dtype=np.uint8)
+    async with two_nodes() as (executor, _):
+        call = asyncio.ensure_future(executor.collective_rpc("echo", (value,)))
+        asked = 0
+        while not call.done():
+            assert bool(await executor.check_health())
+            assert len(await executor.stacks()) == 2
+            asked += 1
+        assert asked > 1
+        assert [each.nbytes for each in await call] == [value.nbytes] * 2
+
+
 async def test_what_a_rank_elsewhere_does_is_seen_from_here():
     """G64: its phase, its health, and its stack, while its compute thread is busy; a stopped one is stuck."""
     async with two_nodes() as (executor, _):
