@@ -89,6 +89,8 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pyte
             "'and more' belongs to no option: a prompt is given by --prompt",
         ),
         ([*GENERATE, "--prompt", "x", "--executor", "mp", "--ray-address", "auto"], 2, "a setting of backend='ray'"),
+        ([*GENERATE, "--prompt", "x", "--executor", "ray", "--nnodes", "2"], 2, "a setting of backend='mp'"),
+        ([*GENERATE, "--prompt", "x", "--nnodes", "2", "-tp", "3"], 2, "3 ranks do not divide among 2 nodes"),
         ([*GENERATE, "--prompt", "x", "--ray-step-plane", "channel", "--graph-transport", "nccl"], 2, "has no graph"),
         ([*GENERATE, "--prompt", "x", "--async-scheduling", "--executor", "mp", "-pp", "2"], 2, "cannot be"),
     ],

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from aexec.cli.options import EngineOptions, RayFlags, SamplingOptions
+from aexec.cli.options import EngineOptions, NodeFlags, RayFlags, SamplingOptions
 from aexec.config import ExecutorConfig
+from aexec.config.nodes import NodeOptions
 from aexec.errors import InvalidRequest
 
 
@@ -20,6 +22,16 @@ def test_options_of_ray_are_settings_of_its_executor() -> None:
     flags = RayFlags(ray_address="auto", ray_step_plane="channel", ray_resource_per_worker=0.5)
     config = EngineOptions(model="dummy", ray=flags).executor_config
     assert config.ray_settings() == ("ray_address", "ray_resource_per_worker", "ray_step_plane")
+
+
+def test_options_of_several_nodes_are_settings_of_mp() -> None:
+    """Each has the name and the default that it has there."""
+    assert EngineOptions(model="dummy", executor="mp").executor_config == ExecutorConfig(backend="mp")
+    flags = NodeFlags(nnodes=2, master_addr="192.0.2.10", node_allow=("192.0.2.0/28",), ranks_per_node=(1, 2))
+    config = EngineOptions(model="dummy", nodes=flags).executor_config
+    assert config.node_settings() == ("nnodes", "master_addr", "node_allow", "ranks_per_node")
+    settings = {each.name for each in dataclasses.fields(NodeOptions)} - {"node_rank"}  # an executor is on node 0
+    assert {each.name for each in dataclasses.fields(NodeFlags)} == settings
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,10 @@ def test_what_is_missing_is_named_with_an_example(capsys):
         ({"master_port": 70_000}, "--master-port is 70000"),
         ({"join_timeout": 0.0}, "--join-timeout is 0: expected a positive number"),
         ({"node_timeout": float("nan")}, "--node-timeout is nan: expected a positive number"),
+        ({"master_addr": "0.0.0.0"}, "--master-addr is '0.0.0.0', which is every address of a machine"),
+        ({"master_addr": "::"}, "expected the one of node 0"),
+        ({"host_ip": "192.0.2.77"}, "--host-ip is '192.0.2.77', which is no address of this machine"),
+        ({"host_ip": "second"}, "--host-ip is 'second', which is no address of this machine"),
         ({"interface": "no-such-0"}, "--interface is 'no-such-0', which has no address here: expected one of .*lo"),
     ],
 )
@@ -49,6 +53,9 @@ def test_the_address_of_this_node_is_the_options_or_the_interfaces(monkeypatch):
     monkeypatch.setenv("AEXEC_HOST_IP", "127.0.0.9")
     assert WorkerOptions(**FINE, interface="lo").checked().address == "127.0.0.9"
     assert WorkerOptions(**FINE, host_ip="127.0.0.8").checked().address == "127.0.0.8"
+    monkeypatch.setenv("AEXEC_HOST_IP", "192.0.2.77")
+    with pytest.raises(ConfigError, match=r"AEXEC_HOST_IP is '192\.0\.2\.77', which is no address of this machine"):
+        WorkerOptions(**FINE).checked()
 
 
 def test_a_key_is_made_for_its_owner_alone(tmp_path, capsys):

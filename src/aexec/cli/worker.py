@@ -18,11 +18,12 @@ from aexec.config import ExecutorConfig
 from aexec.errors import ConfigError
 from aexec.executor.multiproc.nodes.agent import EndNode, NodeAgent, WaitForEnd
 from aexec.executor.multiproc.nodes.join import Joined, JoinOptions, join_leader
-from aexec.parallel.interfaces import address_of
+from aexec.parallel.interfaces import address_of, interface_of
 from aexec.transport.curve import NodeKey
 
 __all__ = ("WorkerOptions", "run")
 
+_WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104 - these are refused
 _SLACK = 10.0  # seconds beside what the executor's own limits allow for the end of the workers
 
 
@@ -77,6 +78,11 @@ class WorkerOptions:
             )
         if not 0 < self.master_port < 1 << 16:
             raise ConfigError(f"--master-port is {self.master_port}: expected the port that node 0 says it listens on")
+        if self.master_addr in _WILDCARDS:
+            raise ConfigError(
+                f"--master-addr is {self.master_addr!r}, which is every address of a machine: expected the one of node 0 "
+                "that this node reaches"
+            )
         for name, value in (("--join-timeout", self.join_timeout), ("--node-timeout", self.node_timeout)):
             if not 0 < value < float("inf"):
                 raise ConfigError(f"{name} is {value:g}: expected a positive number of seconds")
@@ -85,7 +91,9 @@ class WorkerOptions:
             node_rank=self.node_rank,
             leader=self.master_addr,
             port=self.master_port,
-            address=self.host_ip or environ.HOST_IP.read() or self._address_of_interface(),
+            address=_own("--host-ip", self.host_ip)
+            or _own(environ.HOST_IP.name, environ.HOST_IP.read())
+            or self._address_of_interface(),
             timeout=self.join_timeout,
             node_timeout=self.node_timeout,
         )
@@ -98,6 +106,14 @@ class WorkerOptions:
             have = ", ".join(name for _, name in socket.if_nameindex())
             raise ConfigError(f"--interface is {self.interface!r}, which has no address here: expected one of {have}")
         return found
+
+
+def _own(name: str, address: str | None) -> str | None:
+    if address and interface_of(address) is None:
+        raise ConfigError(
+            f"{name} is {address!r}, which is no address of this machine: expected one by which the other nodes reach it"
+        )
+    return address
 
 
 def make_key(path: Path) -> int:

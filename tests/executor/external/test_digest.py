@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -157,6 +158,16 @@ def test_of_tensors_only_shape_and_dtype_count():
     assert digest(call({"w": Tensor((2, 3), 1)})) == digest(call({"w": Tensor((2, 3), 2)}))
 
 
+def test_of_long_arguments_length_and_ends_count():
+    """G09: neither the digest nor the words take the time that fifty megabytes of them would."""
+    for whole in (bytes(50_000_000), bytearray(50_000_000), "x" * 50_000_000):
+        asked = [call(whole), call(value=whole), call(whole[:-1]), call(whole[1:-1])]
+        began = time.thread_time()
+        assert len({digest(one) for one in asked}) == 4
+        assert len(describe(asked[0])) <= 240
+        assert time.thread_time() - began < 0.05
+
+
 def test_arguments_can_be_each_ranks_own():
     """As when each loads its own part of the weights: method and addressees count nevertheless."""
     mine, theirs = call({"w": Tensor((2, 3))}), call({"w": Tensor((4, 3))})
@@ -217,6 +228,7 @@ def copy_of(value):
         (call(1, "a", x=[1, 2]), "add(1, 'a', x=[1, 2])"),
         (call({"w": Tensor((2, 3))}), "add({'w': <Tensor float32 [2, 3]>})"),
         (call(np.zeros((2, 3)), object(), Settings), "add(<ndarray float64 [2, 3]>, <object>, Settings)"),
+        (call(b"few", bytes(1000)), r"add(b'few', <1000 bytes b'\x00\x00\x00\x00\x00\x00\x00\x00'...>)"),
         (call(method=plus_one), "plus_one()"),
         (ExecuteModel(StepId(7), batch(), 3), "ExecuteModel(step 7, 3 tokens)"),
         (ExecuteModel(StepId(7)), "ExecuteModel(step 7)"),

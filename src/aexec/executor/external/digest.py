@@ -3,7 +3,8 @@
 Two processes get the same bytes for what is equal, whatever the order of its dicts and sets,
 and wherever its parts lie. Of tensors only dtype and shape count, for their content may be on a
 device; of other objects their class and their public attributes; of functions where they are
-defined. What names a call within one process does not count.
+defined; of arguments of more than a megabyte of bytes or text their length, and both ends, so
+that the loop is not held up. What names a call within one process does not count.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ __all__ = ("DIGEST_SIZE", "describe", "digest", "step_of")
 
 DIGEST_SIZE: Final = 16  # bytes
 _LONGEST_HASHED: Final = 1 << 20  # bytes of an array; of longer ones only dtype and shape count
+_LONGEST_WHOLE: Final = 1 << 20  # bytes, or characters, of an argument; of longer ones its length and ends count
+_END: Final = 1 << 16
 _DEEPEST: Final = 24  # levels of a value that is not of plain types; what is deeper counts by its type
 _kind: Callable[[Any], Any] = type
 _NOT_PLAIN = (TypeError, OverflowError, RecursionError, ValueError)
@@ -74,14 +77,20 @@ def step_of(message: Message[Any]) -> int | None:
 
 def _facts(message: Message[Any], *, arguments: bool) -> list[Any]:
     if isinstance(message, CallMethod):
-        said = [message.args, message.kwargs] if arguments else []
-        return [message.method, message.reply_rank, *said]
+        said = [[*map(_brief, message.args)], {name: _brief(value) for name, value in message.kwargs.items()}]
+        return [message.method, message.reply_rank, *(said if arguments else ())]
     if isinstance(message, ExecuteModel):
         return [message.step, message.num_tokens, *([message.payload] if arguments else [])]
     if isinstance(message, SampleTokens):
         grammar = message.grammar
         return [message.step, *([grammar.request_ids, grammar.bitmask] if grammar is not None and arguments else [])]
     return []
+
+
+def _brief(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | str) and len(value) > _LONGEST_WHOLE:
+        return ["long", len(value), value[:_END], value[-_END:]]
+    return value
 
 
 def _method(message: CallMethod) -> str:
@@ -181,6 +190,12 @@ class _Repr(reprlib.Repr):
         super().__init__()
         self.maxstring = self.maxother = 60
         self.maxlevel = 3
+
+    def repr_bytes(self, x: bytes | bytearray, level: int) -> str:  # noqa: ARG002 - it is reprlib's
+        """Of many, how they begin, and how many they are; the whole text would hold up the loop."""
+        return repr(x) if len(x) <= self.maxother else f"<{len(x)} bytes {bytes(x[:8])!r}...>"
+
+    repr_bytearray = repr_bytes
 
     def repr_instance(self, x: Any, level: int) -> str:
         """Arrays and tensors by shape; objects whose text is an address by their class."""

@@ -307,6 +307,15 @@ async def test_an_executor_that_waits_says_for_whom(tmp_path):
     assert "rank 0 (pid 0) is at waiting for other nodes" in notes
 
 
+async def test_a_long_wait_for_a_node_is_logged(tmp_path, monkeypatch, caplog):
+    """Whoever looks at no progress would not know that it is their turn; once, with the command."""
+    monkeypatch.setattr("aexec.executor.multiproc.nodes.group._PATIENCE", 0.05)
+    with pytest.raises(CallTimeout):
+        await open_executor(await _config(tmp_path, start_timeout=0.4))
+    said = [record.aexec for record in caplog.records if "waiting for a node" in record.getMessage()]
+    assert [(each["node"], each["run"][:35]) for each in said] == [(1, "aexec worker --nnodes 2 --node-rank")]
+
+
 async def _config(tmp_path, **settings):
     await asyncio.to_thread(NodeKey.make, tmp_path / "key")
     return ExecutorConfig(

@@ -27,6 +27,7 @@ from aexec.messages.control import Dump, Hello, Ping
 from aexec.messages.lifecycle import RankPlace
 from aexec.messages.nodes import Begin
 from aexec.messages.step import SampleTokens
+from aexec.observe import get_logger
 from aexec.parallel.rendezvous import PortReservation
 from aexec.transport import Kind
 from aexec.transport.curve import NodeKey, broadcast, check_installed
@@ -36,6 +37,7 @@ __all__ = ("NodesGroup",)
 
 _AFTERMATH = 0.1  # seconds in which other nodes may fail for the same reason, or because of it
 _URGENT = (Ping, Dump)  # and not Revoke: it is about a call that has to come before it
+_PATIENCE = 5.0  # seconds of waiting for nodes after which it is said what is missing
 _SLACK = 1.0  # seconds for the last words of a node, beyond what its workers may take
 
 
@@ -202,11 +204,15 @@ class NodesGroup(WorkerGroup):
     # Starting.
 
     async def _all_joined(self, roster: Roster) -> None:
-        while missing := roster.missing:
-            for number, ranks in enumerate(self._nodes):
-                waits = f"waiting for node {number}: run `{roster.command(number)}` there"
-                self._wait(ranks, waits if number in missing else "waiting for other nodes")
-            await roster.changed()
+        warning = asyncio.get_running_loop().call_later(_PATIENCE, _warn, roster)
+        try:
+            while missing := roster.missing:
+                for number, ranks in enumerate(self._nodes):
+                    waits = f"waiting for node {number}: run `{roster.command(number)}` there"
+                    self._wait(ranks, waits if number in missing else "waiting for other nodes")
+                await roster.changed()
+        finally:
+            warning.cancel()
 
     def _wait(self, ranks: range, phase: str) -> None:
         for rank in ranks:
@@ -311,6 +317,12 @@ class NodesGroup(WorkerGroup):
             proxy.let_go()
         if self._reservation is not None:
             self._reservation.close()
+
+
+def _warn(roster: Roster) -> None:
+    """Say it to those who look at no progress."""
+    for number in roster.missing:
+        get_logger("aexec.executor").warning("waiting for a node", node=number, run=roster.command(number))
 
 
 def _failures(tasks: Mapping[range, asyncio.Future[Any]]) -> dict[range, BaseException]:

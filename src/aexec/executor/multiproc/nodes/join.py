@@ -51,6 +51,7 @@ class Joined(NamedTuple):
     place: NodePlace
 
 
+_PAUSE = 0.5  # seconds before it is looked again for a way to the leader
 _VERSION = importlib.metadata.version("aexec")  # reads a file, and so not on a loop
 
 
@@ -96,7 +97,9 @@ async def join_leader(options: JoinOptions, key: NodeKey, told: Callable[[str], 
         LinkRefused: It does not let this address in, or has another key.
         ConfigError: There is no way to it.
     """
-    address = options.address or await address_towards(options.leader, options.port)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + options.timeout
+    address = options.address or await _address_in_time(options, until, told)
     place = NodePlace(options.node_rank, options.nnodes, this_host(), address)
     where = options.where
     told(f"{place} is waiting for the leader at {where}, {options.timeout:g} s at most")
@@ -105,7 +108,7 @@ async def join_leader(options: JoinOptions, key: NodeKey, told: Callable[[str], 
         options.port,
         key,
         packed(join_of(place)),
-        timeout=options.timeout,
+        timeout=max(until - loop.time(), 0.0),
         node_timeout=options.node_timeout,
         told=told,
         source=options.address,
@@ -173,6 +176,21 @@ def read_answer(answer: bytes, place: NodePlace, leader: str) -> Welcome:
     if isinstance(said, Join):
         raise ProtocolError(f"whoever answers at {leader} is no leader: it wants to join, too")
     return said
+
+
+async def _address_in_time(options: JoinOptions, until: float, told: Callable[[str], None]) -> str:
+    """As ``address_towards``, once there is a way: a name may be known, and a network be up, only when the leader is."""
+    loop, said = asyncio.get_running_loop(), ""
+    while True:
+        try:
+            return await address_towards(options.leader, options.port)
+        except ConfigError as error:
+            if loop.time() + _PAUSE > until:
+                raise
+            if said != str(error):
+                said = str(error)
+                told(f"{said}. It is tried again, {options.timeout:g} s at most")
+        await asyncio.sleep(_PAUSE)
 
 
 async def address_towards(host: str, port: int) -> str:
