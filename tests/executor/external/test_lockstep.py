@@ -152,3 +152,10 @@ def test_common_keys_are_those_of_all_in_the_order_of_the_first(keys):
     found = common(keys)
     assert set(found) == set.intersection(*map(set, keys))
     assert found == [key for key in keys[0] if key in set(found)]
+
+
+def test_calls_that_read_the_same_are_said_to_differ():
+    """A step of as many tokens, but of other ones, is no riddle."""
+    error = play(2, [(0, Called(b"one", "step 5", 5)), (1, Called(b"other", "step 5", 5))]).verdict()
+    assert error.asked == {0: "asked for step 5", 1: "asked for step 5 with something else in it"}
+    assert "rank 1 asked for step 5 with something else in it" in str(error)

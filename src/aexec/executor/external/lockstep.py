@@ -106,7 +106,7 @@ class Lockstep:
         usual = _usual(turn.said)
         odd = next(rank for rank in sorted(turn.said) if turn.said[rank].digest != usual.digest)
         step = usual.step if usual.step is not None else turn.said[odd].step
-        asked = {r: f"asked for {turn.said[r].text}" if r in turn.said else _NOT_YET for r in self._ranks}
+        asked = {r: _asked(turn.said[r], usual) if r in turn.said else _NOT_YET for r in self._ranks}
         return RanksDiverged(odd, self.agreed + 1 + index, step, asked, self._problem(index, turn.said[odd], usual))
 
     def position(self, rank: int) -> str:
@@ -129,6 +129,12 @@ class Lockstep:
         turn = self._turns[seq - self.agreed - 1]
         step = turn.said[rank].step
         return RanksDiverged(slow, seq, step, asked, f"is {_calls(self._made[rank] - seq + 1)} behind rank {rank}")
+
+
+def _asked(call: Called, usual: Called) -> str:
+    """What a rank asked for; if that is the same in words, that it is not in fact."""
+    differs = call.text == usual.text and call.digest != usual.digest
+    return f"asked for {call.text}{' with something else in it' * differs}"
 
 
 def _usual(said: dict[int, Called]) -> Called:
