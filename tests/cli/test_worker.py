@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +133,19 @@ async def test_a_signal_cancels_the_work():
         assert await waiting is None
         assert (interrupts.name, interrupts.exit_code) == ("SIGTERM", 143)
         assert await interrupts.unless(asyncio.sleep(60)) is None
+
+
+def test_a_node_whose_words_nobody_can_read_goes_on(tmp_path):
+    """A log that is full, or whose reader has ended, is no reason for its ranks to end."""
+    path = tmp_path / "nodes.key"
+    run(["worker", "--make-key", str(path)])
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--key-file", str(path)]
+    words += ["--master-port", "1", "--join-timeout", "30"]
+    with Path("/dev/full").open("w") as full:
+        node = subprocess.Popen([sys.executable, "-m", "aexec", "worker", *words], stderr=full)
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                node.wait(timeout=3.0)
+        finally:
+            node.kill()
+            node.wait()

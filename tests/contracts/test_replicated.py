@@ -41,4 +41,5 @@ def test_only_what_cannot_be_is_left_out():
     """By name, with the reason."""
     names = {check.__name__ for check in EXECUTOR_CHECKS}
     assert NOT_REPLICATED.keys() <= names
-    assert list(NOT_REPLICATED) == ["answers_never_reach_another_caller"]
+    left_out = ["answers_never_reach_another_caller", "a_cancelled_start_leaves_nothing_behind"]
+    assert list(NOT_REPLICATED) == left_out

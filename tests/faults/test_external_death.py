@@ -91,7 +91,7 @@ asyncio.run(main())
 
 @pytest.mark.timeout(90)
 def test_a_rank_that_is_killed_while_the_others_are_in_a_collective(launch):
-    """All end within the deadline with a non-zero exit code; the interpreter's end waits for no thread (G18)."""
+    """All end within the deadline with a non-zero exit code; the interpreter's end waits for no thread (G18, G62)."""
     text = f"""{COLLECTIVE}
 async def main():
     async with make(Reducer, backend="external_launcher") as executor:

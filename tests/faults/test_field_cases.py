@@ -1,4 +1,7 @@
-"""The field cases that a backend with processes has to stand, and where each is pinned; those of Ray on Ray."""
+"""The field cases that a backend with processes has to stand, and where each is pinned.
+
+Those of Ray on workers of Ray's, those of launchers on the ranks of one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from aexec.testing.contracts import EXECUTOR_CHECKS, NOT_REPLICATED
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,6 +72,7 @@ CASES = {
     "G50": "nothing listens, nothing to unpickle from strangers",
     "G51": "what cannot travel is an error of that call",
     "G52": "every message gets an answer",
+    "G53": "ranks of a launcher stay in step, and who differs is an error on all of them",
     "G54": "a rank out of step is named",
     "G55": "states of sleep",
     "G56": "pause, new weights, resume",
@@ -91,13 +97,55 @@ REASONS = {
 }
 
 # The field log gives these to backends that make processes themselves; all others are pinned on workers of Ray's too.
-NOT_OF_RAY = {"G11", "G12", "G14", "G16", "G17", "G22", "G23", "G24"}
+NOT_OF_RAY = {"G11", "G12", "G14", "G16", "G17", "G22", "G23", "G24", "G53"}
 REASONS_ON_RAY = REASONS | {
     "G31": "the exit code is the driver's, whatever backend has lost a worker",
     "G54": "the driver counts the steps of all ranks, for all backends alike",
     "G58": "a backend of somebody else is not placed by Ray unless it says so",
     "G59": "Ray keeps the output of workers in its logs, a file for each; WorkerDied has the last lines, by tests of the group",
 }
+
+# The field log gives these to other backends alone; all others are pinned on the ranks of a launcher too.
+NOT_OF_LAUNCHERS = {
+    "G04",
+    "G07",
+    "G08",
+    "G11",
+    "G12",
+    "G13",
+    "G14",
+    "G15",
+    "G16",
+    "G17",
+    "G21",
+    "G22",
+    "G23",
+    "G24",
+    "G30",
+    "G37",
+    "G41",
+    "G43",
+    "G44",
+    "G45",
+    "G46",
+    "G47",
+    "G51",
+    "G61",
+    "G64",
+    "G65",
+    "G66",
+    "G67",
+    "G68",
+}
+REASONS_ON_LAUNCHERS = {
+    "G59": "the launcher has made the processes, their titles and outputs are its own, and it puts the rank in front of "
+    "lines (torchrun --tee, srun --label)",
+}
+ON_LAUNCHERS = re.compile(
+    r"external|tests/engine/replicated/|tests/cli/test_launched\.py|tests/numerics/test_(torchrun|new_weights)\.py"
+)
+# The contract that runs on all ranks of a launcher (tests/contracts/test_replicated.py).
+REPLICATED = {check.__name__ for check in EXECUTOR_CHECKS} - NOT_REPLICATED.keys()
 
 
 @functools.cache
@@ -128,3 +176,13 @@ def test_each_field_case_of_ray_is_pinned_on_ray(case):
     """By workers that Ray has placed, or by the contract that they pass, unless the reason for neither is written down."""
     on_ray = [where for where in citations()[case] if re.search(r"ray|_checks\.py|test_meeting\.py", where)]
     assert bool(on_ray) != (case in REASONS_ON_RAY)
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - NOT_OF_LAUNCHERS))
+def test_each_field_case_of_launchers_is_pinned_on_their_ranks(case):
+    """By ranks of ``external_launcher``, or by the contract that they pass, unless the reason for neither is written down."""
+    places = [where.split(":") for where in citations()[case]]
+    on_ranks = [
+        name for path, name in places if ON_LAUNCHERS.search(path) or ("_checks.py" in path and name in REPLICATED)
+    ]
+    assert bool(on_ranks) != (case in REASONS_ON_LAUNCHERS)

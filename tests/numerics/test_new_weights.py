@@ -43,41 +43,43 @@ async def state_of(model: str) -> dict[str, Any]:
     return trainer.state_dict()
 
 
+async def give_while_paused(llm, state):
+    """All of it in one call; a stream that runs meanwhile goes on."""
+    running = llm.generate([5, 6, 7], LONG)
+    await anext(running)
+    await llm.pause()
+    reports = await llm.collective_rpc("update_weights", (state,))
+    assert {report.version for report in reports} == {2}
+    waiting = asyncio.create_task(llm.complete(PROMPT, GREEDY))
+    await llm.resume()
+    assert [chunk.finish_reason async for chunk in running][-1] == "length"
+    return (await waiting).token_ids
+
+
+async def give_in_chunks_after_a_deep_sleep(llm, state):
+    """Level 2 has discarded the weights: requests wait for the last chunk, and no longer."""
+    pairs = list(state.items())
+    await llm.sleep(2)
+    waiting = asyncio.create_task(llm.complete(PROMPT, GREEDY))
+    await llm.wake_up()
+    await llm.collective_rpc("start_weight_update")
+    for first in range(0, len(pairs), 8):
+        await llm.collective_rpc("update_weights", (pairs[first : first + 8],))
+        assert not waiting.done()
+    await llm.collective_rpc("finish_weight_update")
+    return (await waiting).token_ids
+
+
 @pytest.mark.parametrize("settings", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
-async def test_weights_by_rpc_while_paused_are_those_that_speak_next(models, said, settings):
+async def test_weights_by_rpc_are_those_that_speak_next(models, said, settings):
     """On one rank, on two that share layers and on two stages; a prompt of before is no longer in the prefix cache."""
     old, new = said
-    state = await state_of(models[1])
     async with AsyncLLM(models[0], num_blocks=64, **settings) as llm:
         assert (await llm.complete(PROMPT, GREEDY)).token_ids == old != new
-        running = llm.generate([5, 6, 7], LONG)
-        await anext(running)
-        await llm.pause()
-        reports = await llm.collective_rpc("update_weights", (state,))
-        assert {report.version for report in reports} == {2}
-        waiting = asyncio.create_task(llm.complete(PROMPT, GREEDY))
-        await llm.resume()
-        assert (await waiting).token_ids == new
-        assert [chunk.finish_reason async for chunk in running][-1] == "length"
+        assert await give_while_paused(llm, await state_of(models[1])) == new
         assert (await llm.complete(PROMPT, GREEDY)).token_ids == new
-
-
-@pytest.mark.parametrize("settings", [{}, {"tensor_parallel_size": 2}], ids=str)
-async def test_weights_by_rpc_in_chunks_wake_a_model_that_slept_deeply(models, said, settings):
-    """Level 2 has discarded them: requests wait for the last chunk, and no longer."""
-    _, new = said
-    pairs = list((await state_of(models[1])).items())
-    async with AsyncLLM(models[0], num_blocks=64, **settings) as llm:
-        await llm.complete(PROMPT, GREEDY)
-        await llm.sleep(2)
-        waiting = asyncio.create_task(llm.complete(PROMPT, GREEDY))
-        await llm.wake_up()
-        await llm.collective_rpc("start_weight_update")
-        for first in range(0, len(pairs), 8):
-            await llm.collective_rpc("update_weights", (pairs[first : first + 8],))
-            assert not waiting.done()
-        await llm.collective_rpc("finish_weight_update")
-        assert (await waiting).token_ids == new
+        assert await give_in_chunks_after_a_deep_sleep(llm, await state_of(models[0])) == old
+        assert await give_in_chunks_after_a_deep_sleep(llm, await state_of(models[1])) == new
 
 
 async def test_the_own_files_by_rpc_are_no_new_weights(models, said):

@@ -43,10 +43,13 @@ def alone(models):
     return *said, num_parameters
 
 
-def run_engines(torchrun, directory, num_ranks, engines, *, trainer=False):
-    """What each rank has seen of the engines, and what it has at its end."""
-    common = {"prompts": PROMPTS, "sampling": SAMPLING, "spread": trainer}
-    job = {"trainer": trainer, "engines": [{**common, **engine} for engine in engines]}
+def run_engines(torchrun, directory, num_ranks, engines, in_world):
+    """What each rank has seen of the engines, of those in a trainer's world, and what it has at its end."""
+    common = {"prompts": PROMPTS, "sampling": SAMPLING}
+    job = {
+        "engines": [{**common, "spread": False, **engine} for engine in engines],
+        "in_world": [{**common, "spread": True, **engine} for engine in in_world],
+    }
     (directory / "job.json").write_text(json.dumps(job))
     torchrun(num_ranks, RANKS, directory)
     return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
@@ -67,48 +70,38 @@ def check_weights(seen, old, new):
     assert seen["files"] == old
 
 
-def test_two_ranks_say_what_one_says_and_take_new_weights(torchrun, tmp_path, models, alone):
-    """TP 2, in a world that a trainer has made: by RPC while paused, by the engine, and after the deepest sleep (G55)."""
-    old, new, num_parameters = alone
-    engines = [{"layout": [2, 1], "model": models[0], "new": models[1]}, {"layout": [2, 1], "model": models[1]}]
-    for first, second, total, threads in run_engines(torchrun, tmp_path, 2, engines, trainer=True):
-        check_weights(first, numbered(old), numbered(new))
-        assert second["answers"] == numbered(new)
-        assert all(each < 0.8 * num_parameters for each in first["parameters"])
-        assert (first["world"], second["world"], total) == (True, True, 2)  # the trainer's is as it was
-        assert not any("aexec" in name for name in threads)
+def test_four_ranks_say_what_one_says_and_take_new_weights(torchrun, tmp_path, models, alone):
+    """TP 2 x PP 2, then TP 2 x DP 2, then the same in a world that a trainer has made: in one run of the processes.
 
-
-def test_four_ranks_are_two_stages_or_two_replicas(torchrun, tmp_path, models, alone):
-    """TP 2 x PP 2, then TP 2 x DP 2 in the same processes: all ranks have the same tokens, of their own prompts (G53)."""
+    All ranks have the same tokens, of their own prompts (G53), with new weights by RPC while paused,
+    by the engine, and after the deepest sleep (G55).
+    """
     old, new, num_parameters = alone
-    engines = [
-        {"layout": [2, 2], "model": models[0], "new": models[1]},
-        {"layout": [2, 1], "model": models[0], "new": models[1]},
-    ]
-    for rank, (stages, replicas, threads) in enumerate(run_engines(torchrun, tmp_path, 4, engines)):
+    given = {"model": models[0], "new": models[1]}
+    engines = [{"layout": [2, 2], **given}, {"layout": [2, 1], **given}]
+    in_world = [{"layout": [2, 1], **given}, {"layout": [2, 1], "model": models[1]}]
+    for rank, seen in enumerate(run_engines(torchrun, tmp_path, 4, engines, in_world)):
+        stages, replicas, shared, again, total, threads = seen
         check_weights(stages, numbered(old), numbered(new))
         assert all(each < 0.5 * num_parameters for each in stages["parameters"])
         assert stages["given"] < stages["all"]
         assert len(set(stages["blocks"])) == 1
-        check_weights(replicas, numbered(old, rank // 2, 2), numbered(new, rank // 2, 2))
-        assert len(replicas["parameters"]) == 2
-        assert (stages["world"], replicas["world"]) == (False, False)
+        for two in (replicas, shared):
+            check_weights(two, numbered(old, rank // 2, 2), numbered(new, rank // 2, 2))
+            assert len(two["parameters"]) == 2
+            assert all(each < 0.8 * num_parameters for each in two["parameters"])
+        assert again["answers"] == numbered(new, rank // 2, 2)
+        assert [each["world"] for each in (stages, replicas, shared, again)] == [False, False, True, True]
+        assert total == 4  # the trainer's world is as it was
         assert not any("aexec" in name for name in threads)
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "options"),
-    [(2, ()), (4, ("--pp", "2")), (4, ("--tp", "2"))],
-    ids=["tp2", "tp2-pp2", "tp2-dp2"],
-)
-def test_the_example_finds_its_answers_equal_on_every_rank(torchrun, num_ranks, options):
-    """``--check`` compares with one process alone."""
-    lines = torchrun(num_ranks, ROOT / "examples" / "torchrun_offline.py", "--check", *options).splitlines()
-    each = 8 if num_ranks == 2 or "--pp" in options else 4
+def test_the_example_finds_its_answers_equal_on_every_rank(torchrun):
+    """``--check`` compares with one process alone; that stages and replicas say the same is the test before this one."""
+    lines = torchrun(2, ROOT / "examples" / "torchrun_offline.py", "--check").splitlines()
     checks = sorted(line for line in lines if line.startswith("rank"))
-    assert checks == [f"rank {rank}: {each} answers, equal to one process's" for rank in range(num_ranks)]
-    assert len([line for line in lines if "->" in line]) == each
+    assert checks == [f"rank {rank}: 8 answers, equal to one process's" for rank in range(2)]
+    assert len([line for line in lines if "->" in line]) == 8
 
 
 def rewards(printed):

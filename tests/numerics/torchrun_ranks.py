@@ -1,7 +1,7 @@
 """What each rank does that torchrun has started for a test: ``torchrun ... torchrun_ranks.py DIRECTORY``.
 
-``job.json`` in the directory lists engines to open one after the other, all in one process; what this
-rank has seen goes to ``rank-N.json`` beside it.
+``job.json`` in the directory lists engines to open one after the other, all in one process, and those to
+open once there is a trainer's world; what this rank has seen goes to ``rank-N.json`` beside it.
 """
 
 from __future__ import annotations
@@ -88,14 +88,13 @@ def main(directory):
     torch.set_num_threads(1)
     disable_progress_bar()
     jobs = json.loads((directory / "job.json").read_text())
-    if jobs["trainer"]:
-        dist.init_process_group("gloo")
     seen = [asyncio.run(run(job)) for job in jobs["engines"]]
-    if jobs["trainer"]:
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        seen.append(int(total))
-        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    seen += [asyncio.run(run(job)) for job in jobs["in_world"]]
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    seen.append(int(total))
+    dist.destroy_process_group()
     seen.append(sorted(thread.name for thread in threading.enumerate()))
     (directory / f"rank-{RANK}.json").write_text(json.dumps(seen))
 

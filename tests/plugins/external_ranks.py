@@ -26,6 +26,8 @@ class MemoryStore:
         remote_only: Ranks do not hear of the socket that they could reach on one node.
     """
 
+    problem = ""
+
     def __init__(self, *, remote_only: bool = False) -> None:
         self._remote_only = remote_only
         self.values: dict[str, bytes] = {}

@@ -26,7 +26,7 @@ from aexec.testing.workers import ProbeWorker, StepProbeWorker
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 class FolderStore:  # torch's takes seconds to import
-    folder = pathlib.Path(os.environ["MEETING"])
+    folder, problem = pathlib.Path(os.environ["MEETING"]), ""
 
     async def tell(self, key, value, timeout):
         (self.folder / f"new {RANK}").write_bytes(value)

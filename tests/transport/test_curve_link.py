@@ -420,3 +420,22 @@ def test_errors_travel(error):
     """They are the same after pickling, in words too."""
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_last_words_are_heard_however_soon_the_leader_closes(host):
+    """What came before the end of the connection counts: a busy agent would take the close of its executor for a loss."""
+    async with leader(host) as up:
+        side, follower = await up.follower()
+        side.link.send(Kind.EVENT, 0, "last words")
+        up.listener.close()
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop is held up, and ZMQ's threads are not
+        assert (await follower.next()).value == "last words"
+        await follower.end()
+
+
+async def test_somebody_who_accepts_and_says_nothing_is_named_as_that(monkeypatch):
+    """Another program has the port: that the leader is not up yet would be the wrong hint."""
+    monkeypatch.setattr("aexec.transport.curve.dialer._PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(LeaderNotFound, match="and says nothing"):
+        await dial_leader(*silent.getsockname(), NodeKey.random(), b"", timeout=1.5)

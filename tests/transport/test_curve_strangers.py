@@ -293,7 +293,7 @@ async def test_a_follower_that_looks_why_nobody_is_there_is_no_stranger():
     """A leader that comes up just then takes its connection for nobody's: it is not told of it."""
     async with leader() as up:
         place = dialer._Place(socket.AF_INET, up.listener.address, None)
-        assert await dialer._why_absent(place) == "it was not there a moment ago"
+        assert await dialer._why_absent(place) == ""
         side, follower = await up.follower()
         side.link.send(Kind.EVENT, 0, "what came before has been told by now")
         await follower.next()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 from dataclasses import dataclass
@@ -158,8 +159,9 @@ async def work(joined: Joined, leader: str, interrupts: Interrupts) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line of progress, to standard error as all that is not the result."""
-    print(f"aexec worker: {text}", file=sys.stderr, flush=True)
+    """Print a line of progress, to standard error as all that is not the result; where nobody reads it, work goes on."""
+    with contextlib.suppress(OSError, ValueError):  # its reader has ended, its disk is full, or it is closed
+        print(f"aexec worker: {text}", file=sys.stderr, flush=True)
 
 
 def run(options: WorkerOptions) -> int:

@@ -207,3 +207,20 @@ async def test_what_waits_for_other_ranks_for_a_while_is_told(world_class, ranks
         assert [record.getMessage().count("request early") for record in caplog.records] == [1]
         await llms[1].complete([65], GREEDY, request_id="early")
         await early
+
+
+async def test_what_nobody_waits_for_is_not_looked_at_for_ever(world_class, ranks, monkeypatch):
+    """A rank alone that resumes: once that is told, and its time is up, there is nothing to be done about it."""
+    monkeypatch.setattr("aexec.engine.replicated.rounds._GRACE_SECONDS", 0.0)
+    world = world_class(2, 3)
+    for rank in world.ranks:
+        rank.config.slow_call, rank.config.distributed_timeout = 0.05, 0.1
+    async with ranks(world) as llms:
+        await llms[0].resume()
+        await anyio.sleep(0.4)
+        handled = llms[0].driver_statistics().handled
+        await anyio.sleep(0.4)
+        assert llms[0].driver_statistics().handled == handled
+        await llms[1].resume()
+        answers = await world.on_all(llms, lambda rank, llm: llm.complete([65], GREEDY))
+        assert answers[0].token_ids == answers[1].token_ids

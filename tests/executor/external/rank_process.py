@@ -24,6 +24,8 @@ from aexec.parallel.layout import RankLayout
 class FolderStore:
     """A file for each key; of a rank that has an address the others know that alone, as from another node."""
 
+    problem = ""
+
     def __init__(self, folder, host):
         self._folder, self._host = Path(folder), host
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import signal
 import sys
 import threading
@@ -37,6 +38,8 @@ SOON = 2.0
 
 class MemoryStore:
     """What the launcher's store is to processes."""
+
+    problem = ""
 
     def __init__(self):
         self.values, self.changed = {}, asyncio.Event()
@@ -150,6 +153,17 @@ async def test_eight_ranks_with_two_in_each_replica_are_four_replicas():
         assert placed[5] == [(2, 4), (2, 5)]
 
 
+async def test_where_each_rank_is_can_be_read_on_every_rank(monkeypatch):
+    """G40: node, process and device, of the reader's own replica."""
+    monkeypatch.setattr("aexec.executor.external.group.device_of", lambda launched: f"cuda:{launched.local_rank}")
+    async with ranks(ProbeWorker, size=4, layout=ParallelConfig(2)) as group:
+        here = (platform.node(), os.getpid())
+        assert [one.describe().places for one in group] == [
+            ((0, *here, "cuda:0"), (1, *here, "cuda:1")), ((0, *here, "cuda:0"), (1, *here, "cuda:1")),
+            ((0, *here, "cuda:2"), (1, *here, "cuda:3")), ((0, *here, "cuda:2"), (1, *here, "cuda:3")),
+        ]  # fmt: skip
+
+
 async def test_steps_have_the_output_ranks_result_on_every_rank():
     """Two phases, a bitmask of one's own, and a step without tokens."""
     async with ranks(StepProbeWorker, layout=ParallelConfig(1, 2)) as group:
@@ -233,7 +247,7 @@ async def test_weights_may_be_another_part_on_each_rank():
 
 
 async def test_a_rank_that_never_comes_is_the_calls_own_deadline():
-    """And the error says at which call that rank is, and what it does."""
+    """G02: and the error says at which call that rank is, and what it does."""
     async with ranks(ProbeWorker) as group:
         await group.rpc("echo", (1,))
         with pytest.raises(CallTimeout) as caught:
@@ -351,7 +365,7 @@ async def test_a_round_that_is_late_is_the_end_of_the_group():
 
 
 async def test_health_and_stacks_are_asked_of_each_rank():
-    """Not counted as calls: any rank may ask when it likes."""
+    """G69: not counted as calls: any rank may ask when it likes."""
     async with ranks(ProbeWorker) as group:
         busy = asyncio.ensure_future(group.rpc("block", (0.4,)))
         await asyncio.sleep(0.05)

@@ -7,11 +7,14 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
-from aexec.errors import ConfigError
+from aexec.errors import ConfigError, RanksMissing
+from aexec.executor.external.peers import Peers
 from aexec.executor.external.store import LauncherStore, TrainerStore, off_loop
+from aexec.parallel.layout import RankLayout
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +95,18 @@ async def test_a_wait_ends_with_its_limit_and_writes_nothing(port, capfd):
         await other.learn("key", 0.2)
     assert time.monotonic() - began < 2
     assert capfd.readouterr().err == ""
+
+
+async def test_a_store_that_cannot_be_reached_is_why_ranks_do_not_meet(port):
+    """A slip in MASTER_ADDR would else look as if rank 0 were late."""
+    store = stores(port)[1]
+    place = SimpleNamespace(rank=1, world_size=2)
+    peers = Peers(place, RankLayout(2), SimpleNamespace(), store=store, timeout=0.3)
+    with pytest.raises(
+        RanksMissing, match=rf"127.0.0.1:{port} \(MASTER_ADDR, MASTER_PORT\) does not answer: .*Connect call failed"
+    ):
+        await peers.connect()
+    await peers.close(0.1)
 
 
 async def test_a_port_that_somebody_else_has_is_named():

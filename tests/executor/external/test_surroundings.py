@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from aexec.errors import ConfigError
-from aexec.executor.external.launcher import Launched
+from aexec.executor.external.launcher import Launched, World, read_launch
 from aexec.executor.external.store import LauncherStore, TrainerStore
 from aexec.executor.external.surroundings import address_of, store_of, trainer_world
 
@@ -27,6 +27,16 @@ async def test_the_address_that_is_set_counts(monkeypatch):
     """G38: an explicit one is never second-guessed."""
     monkeypatch.setenv("AEXEC_HOST_IP", "10.1.2.3")
     assert await address_of(launched(master_addr="10.9.9.9")) == "10.1.2.3"
+
+
+async def test_ranks_whose_node_nobody_has_counted_may_be_on_several(monkeypatch):
+    """As those of a trainer's world, or with variables set by hand: an address that is known is used."""
+    told = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    monkeypatch.delenv("AEXEC_HOST_IP", raising=False)
+    assert await address_of(read_launch({**told, "MASTER_ADDR": "127.0.0.1"})) is None
+    monkeypatch.setenv("AEXEC_HOST_IP", "10.1.2.3")
+    assert await address_of(read_launch({**told, "MASTER_ADDR": "10.9.9.9"})) == "10.1.2.3"
+    assert await address_of(read_launch({}, World(1, 2))) == "10.1.2.3"
 
 
 async def test_a_loopback_address_is_none_for_other_nodes(monkeypatch):

@@ -130,7 +130,9 @@ class RankRounds(EngineDriver):
                     lacking=self._lacking(item),
                 )
         limits = [
-            item.since + (self._patience if item.is_told else self._slow) - now for item in self._agenda if item.presses
+            item.since + (self._patience if item.is_told else self._slow) - now
+            for item in self._agenda
+            if item.presses and not (item.is_told and item.fail is None)  # nobody is left who could be told
         ]
         if limits:
             self._look = self.context.after(max(min(limits), _RETRY_SECONDS), LookAtAgenda())

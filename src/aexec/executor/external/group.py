@@ -16,7 +16,6 @@ import asyncio
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import anyio
@@ -30,11 +29,12 @@ from aexec.executor.external.ledger import Ledger
 from aexec.executor.external.peers import Answer, Peers
 from aexec.executor.external.refusals import refuse_foreign_settings
 from aexec.executor.external.store import TorchStore
-from aexec.executor.external.surroundings import address_of, device_of, launched_here, store_of
+from aexec.executor.external.surroundings import Card, address_of, device_of, launched_here, store_of
 from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.local import LocalWorker
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod, Dump, Hello, Ping, Revoke
+from aexec.messages.lifecycle import RankPlace
 from aexec.messages.operations import WEIGHT_METHODS
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens
 from aexec.parallel.rendezvous import PortReservation
@@ -44,21 +44,6 @@ from aexec.worker.names import name_of
 __all__ = ("ExternalGroup",)
 
 _PARTING = 0.25  # seconds for this process to be through as well, where another one is and a call is pending
-
-
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """What each rank tells all others before they make their workers.
-
-    Attributes:
-        settings: What all have to have alike, for people.
-        init_method: Of rank 0: where ``torch.distributed`` is to meet.
-        secret: Of rank 0: what the ranks prove to each other that they belong together.
-    """
-
-    settings: str
-    init_method: str = ""
-    secret: bytes = field(default=b"", repr=False)
 
 
 class ExternalGroup(WorkerGroup):
@@ -77,6 +62,7 @@ class ExternalGroup(WorkerGroup):
         self._refused: dict[int, AexecError] = {}
         self._peers: Peers | None = None
         self._port: PortReservation | None = None
+        self._places: list[RankPlace] = []
         self._samples = True
         self._why = ""
         self._stopping = False
@@ -138,12 +124,19 @@ class ExternalGroup(WorkerGroup):
             timeout=config.start_timeout,
             host=host,
         )
-        cards: list[_Card] = await peers.connect(self._card(host))
+        cards: list[Card] = await peers.connect(self._card(host))
         self._check_settings([card.settings for card in cards])
         hello = await self._worker.start(self._context(cards[0], host))
         self._samples = hello.dynamic or "sample_tokens" in hello.methods
         self.plan.sink.phase(self.rank, "wait for the other ranks")
-        return await peers.open(hello)
+        hellos = await peers.open(hello)
+        own = cards[self._replica * self._layout.replica_size :]
+        self._places = [RankPlace(at.rank, at.node, at.pid, card.device) for at, card in zip(hellos, own, strict=False)]
+        return hellos
+
+    def places(self) -> Sequence[RankPlace]:
+        """The node, process and device of each rank of the replica (G40)."""
+        return self._places
 
     def accepted(self, call: int, message: Message[Any], ranks: Sequence[int]) -> None:
         """Tell the other ranks of a call, in the order in which the program makes it."""
@@ -227,6 +220,8 @@ class ExternalGroup(WorkerGroup):
 
     def shared_failure(self, seq: int, error: BaseException) -> None:
         """It has raised."""
+        if self._stopping and isinstance(error, ActorStopped):
+            return  # by this end's close, of which the others hear; theirs may be just about to come
         self._joined.failed(seq, error)
 
     def own_death(self, error: WorkerDied) -> None:
@@ -318,11 +313,12 @@ class ExternalGroup(WorkerGroup):
         assert self._peers is not None, "the group was not started"
         return self._peers
 
-    def _card(self, host: str | None) -> _Card:
+    def _card(self, host: str | None) -> Card:
+        device = device_of(self.launched)
         if self.launched.rank:
-            return _Card(self._settings())
+            return Card(self._settings(), device)
         self._port = PortReservation(host or "127.0.0.1")
-        return _Card(self._settings(), self._port.init_method, secrets.token_bytes(32))
+        return Card(self._settings(), device, self._port.init_method, secrets.token_bytes(32))
 
     def _settings(self) -> str:
         config = self.plan.config
@@ -338,7 +334,7 @@ class ExternalGroup(WorkerGroup):
                 f"{of_ranks[other]}: give all ranks the same settings"
             )
 
-    def _context(self, announced: _Card, host: str | None) -> WorkerContext:
+    def _context(self, announced: Card, host: str | None) -> WorkerContext:
         plan, launched = self.plan, self.launched
         return place_worker(
             self.rank,

@@ -53,9 +53,10 @@ class Launched:
         rank: Counted over all replicas.
         world_size: All processes.
         local_rank: Counted on this node.
-        local_world_size: Processes on this node.
+        local_world_size: Processes on this node; all of them if nobody has said.
         node_rank: This node.
-        master_addr: Where they meet; empty if the trainer's world is where.
+        knows_node: Somebody has said how many processes are on this node.
+        master_addr: Where they meet; may be empty if the trainer's world is where.
         master_port: Likewise; 0.
         has_store: The launcher keeps a store there; else rank 0 has to make one.
         attempt: How often the launcher has restarted them.
@@ -68,6 +69,7 @@ class Launched:
     local_rank: int
     local_world_size: int
     node_rank: int = 0
+    knows_node: bool = True
     master_addr: str = ""
     master_port: int = 0
     has_store: bool = False
@@ -76,8 +78,8 @@ class Launched:
 
     @property
     def is_one_node(self) -> bool:
-        """All ranks are on this node."""
-        return self.local_world_size == self.world_size
+        """All ranks are on this node, for certain."""
+        return self.knows_node and self.local_world_size == self.world_size
 
     def __str__(self) -> str:
         """As in ``rank 1 of 8 (local rank 1 of 4 on node 0, started by torchrun)``."""
@@ -112,6 +114,7 @@ def read_launch(here: Mapping[str, str], world: World | None = None) -> Launched
         local_rank=_number(told, "LOCAL_RANK", 0, _local_size(told, size) - 1),
         local_world_size=_local_size(told, size),
         node_rank=_number(told, "GROUP_RANK", 0, _MOST, 0),
+        knows_node=_knows_node(told, size),
         master_addr=told.get("MASTER_ADDR", ""),
         master_port=_number(told, "MASTER_PORT", 1, 65535, 0),
         has_store=here.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -216,6 +219,10 @@ def _local_size(told: Mapping[str, str], size: int) -> int:
     return _number(told, "LOCAL_WORLD_SIZE", 1, size, size)
 
 
+def _knows_node(told: Mapping[str, str], size: int) -> bool:
+    return size == 1 or bool(told.get("LOCAL_WORLD_SIZE"))
+
+
 def _number(told: Mapping[str, str], name: str, least: int, most: int, default: int | None = None) -> int:
     text = told.get(name, "")
     if not text and default is not None:
@@ -235,6 +242,8 @@ def _of_world(here: Mapping[str, str], world: World) -> Launched:
         world_size=world.size,
         local_rank=_number(told, "LOCAL_RANK", 0, world.size - 1, world.rank),
         local_world_size=_local_size(told, world.size),
+        knows_node=_knows_node(told, world.size),
+        master_addr=told.get("MASTER_ADDR", ""),
         is_initialised=True,
     )
 

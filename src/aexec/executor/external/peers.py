@@ -184,7 +184,7 @@ class Peers:
                 with contextlib.suppress(Anew):
                     return await self._attempt(card)
                 self._hang_up("")
-        raise RanksMissing(self._standing.missing, self._timeout, "meet")
+        raise RanksMissing(self._standing.missing, self._timeout, "meet", self._store.problem)
 
     async def _attempt(self, card: Any) -> list[Any]:
         self._cards, self._departed = Once[list[Any]](), {}

@@ -99,10 +99,15 @@ class _Errand(Generic[T]):
 
 
 class TorchStore(abc.ABC):
-    """A store of ``torch.distributed``, off the loop."""
+    """A store of ``torch.distributed``, off the loop.
+
+    Attributes:
+        problem: Why it could not be reached so far, for people; empty: it could, or nobody has tried.
+    """
 
     def __init__(self) -> None:
         self._store: Any = None
+        self.problem = ""
 
     async def tell(self, key: str, value: bytes, timeout: float) -> None:
         """Give a value to all ranks; one that was there before is replaced.
@@ -175,10 +180,15 @@ class LauncherStore(TorchStore):
     async def _answers(self) -> None:
         """Wait until somebody listens there: torch tries that as well, and writes to stderr whenever nobody does."""
         refused = tenacity.retry_if_exception_type(OSError)
-        async for attempt in tenacity.AsyncRetrying(retry=refused, wait=_PAUSE):
+        async for attempt in tenacity.AsyncRetrying(retry=refused, wait=_PAUSE, before_sleep=self._note):
             with attempt:
                 _, writer = await asyncio.open_connection(self.host, self.port)
                 writer.close()
+        self.problem = ""
+
+    def _note(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome and state.outcome.exception()
+        self.problem = f"the store at {self.host}:{self.port} (MASTER_ADDR, MASTER_PORT) does not answer: {error}"
 
     def _connect(self) -> Any:
         from torch import distributed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from aexec import environ
@@ -14,7 +15,24 @@ from aexec.executor.external.store import LauncherStore, TorchStore, TrainerStor
 from aexec.executor.lines.environment import visible_devices
 from aexec.worker.placement import installed_devices
 
-__all__ = ("address_of", "device_of", "launched_here", "store_of", "trainer_world")
+__all__ = ("Card", "address_of", "device_of", "launched_here", "store_of", "trainer_world")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What each rank tells all others before they make their workers.
+
+    Attributes:
+        settings: What all have to have alike, for people.
+        device: Of its worker, as ``device_of`` says it.
+        init_method: Of rank 0: where ``torch.distributed`` is to meet.
+        secret: Of rank 0: what the ranks prove to each other that they belong together.
+    """
+
+    settings: str
+    device: str
+    init_method: str = ""
+    secret: bytes = field(default=b"", repr=False)
 
 
 def launched_here() -> Launched:
@@ -60,7 +78,8 @@ def store_of(launched: Launched) -> TorchStore:
 async def address_of(launched: Launched) -> str | None:
     """This node's address for the others; None: all ranks are on this one, and need none.
 
-    It is ``AEXEC_HOST_IP`` if that is set, else the one from which ``MASTER_ADDR`` is reached.
+    It is ``AEXEC_HOST_IP`` if that is set, else the one from which ``MASTER_ADDR`` is reached. Where
+    nobody has said how many ranks this node has, and there is no address either, it has all of them.
 
     Raises:
         ConfigError: There is none.
@@ -68,12 +87,12 @@ async def address_of(launched: Launched) -> str | None:
     if launched.is_one_node:
         return None
     found = environ.HOST_IP.read() or await asyncio.to_thread(_own_address, launched.master_addr, launched.master_port)
-    if not found:
+    if not found and launched.knows_node:
         raise ConfigError(
             f"this is {launched}, and the address by which the ranks of other nodes reach this one is not known "
             f"(MASTER_ADDR is {launched.master_addr!r}): set AEXEC_HOST_IP to it on each node"
         )
-    return found
+    return found or None
 
 
 def _own_address(host: str, port: int) -> str:

@@ -28,7 +28,13 @@ _PAUSE = tenacity.wait_exponential(multiplier=0.01, max=0.5) + tenacity.wait_ran
 
 
 class Store(Protocol):
-    """How a hub tells where it lets ranks come; see :mod:`aexec.executor.external.store`."""
+    """How a hub tells where it lets ranks come; see :mod:`aexec.executor.external.store`.
+
+    Attributes:
+        problem: Why it could not be reached so far, for people; else empty.
+    """
+
+    problem: str
 
     async def tell(self, key: str, value: bytes, timeout: float) -> None:
         """Give a value to all ranks; one that was there before is replaced."""

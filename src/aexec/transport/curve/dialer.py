@@ -32,6 +32,7 @@ _ATTEMPT: Final = 10.0  # seconds for a connection, before another one is tried
 _STRIKES: Final = 3  # handshakes in a row that the other end breaks off, after which it will not have us
 _AT_ONCE: Final = 32  # messages in one turn of the loop,
 _BYTES_AT_ONCE: Final = 2 << 20  # and bytes
+_NEVER: Final = 10**8  # milliseconds; at -1, over IPv6, ZMQ drops what came before the end of a connection
 _HANG_UP_AT_ONCE: Final = struct.pack("ii", 1, 0)  # a leader that has come meanwhile is not told of a connection
 
 
@@ -154,7 +155,7 @@ class _Dialling:
         except _NotThisTime as failure:
             attempt.drop()
             if failure.was_absent:
-                raise _NotThisTime(await _why_absent(place), was_absent=True) from None
+                raise _NotThisTime(await _why_absent(place) or str(failure), was_absent=True) from None
             raise
         except BaseException:
             attempt.drop()
@@ -198,7 +199,7 @@ class _Attempt:
         self._reached = 0.0  # loop time at which somebody accepted the connection
         dealer = room.context.socket(zmq.DEALER)
         tune(dealer, node_timeout, _PATIENCE)
-        dealer.set(zmq.RECONNECT_IVL, -1)  # a line that is lost stays lost
+        dealer.set(zmq.RECONNECT_IVL, _NEVER)  # a line that is lost stays lost
         public, secret = key.curve_keys("follower")
         dealer.set(zmq.CURVE_SERVERKEY, key.curve_keys("leader")[0])
         dealer.set(zmq.CURVE_PUBLICKEY, public)
@@ -302,7 +303,7 @@ class _Attempt:
                 f"its connection was closed, or it gave no sign of life for {self._node_timeout:g} s (node_timeout)"
             )
         elif not self._reached:
-            self._failed(_NotThisTime("nobody is there", was_absent=True))
+            self._failed(_NotThisTime("it was not there a moment ago", was_absent=True))
         elif asyncio.get_running_loop().time() - self._reached > _PATIENCE / 2:
             self._failed(_NotThisTime("somebody accepts connections there, and says nothing", was_absent=True))
         else:
@@ -332,7 +333,7 @@ async def _resolve(host: str, port: int, source: str | None) -> _Place:
 
 
 async def _why_absent(place: _Place) -> str:
-    """ZMQ does not say why it could not connect, so it is tried once without it."""
+    """ZMQ does not say why it could not connect, so it is tried once without it; empty: it is there."""
     loop = asyncio.get_running_loop()
     with socket.socket(place.family, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
@@ -348,7 +349,7 @@ async def _why_absent(place: _Place) -> str:
             return "no answer: there is a firewall in between, or no such machine"
         except OSError as error:
             return f"there is no way there ({error.strerror or error})"
-    return "it was not there a moment ago"
+    return ""
 
 
 def _say_nothing(_: str) -> None:

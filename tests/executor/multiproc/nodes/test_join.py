@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 
 import msgspec
 import pytest
 
-from aexec.errors import ConfigError, NodeRefused, ProtocolError
+from aexec.errors import ConfigError, LeaderNotFound, NodeRefused, ProtocolError
 from aexec.executor.multiproc.nodes.hosted import NodePlace
 from aexec.executor.multiproc.nodes.join import (
     JoinOptions,
     address_towards,
+    join_leader,
     join_of,
     objection,
     read_answer,
@@ -20,6 +22,7 @@ from aexec.executor.multiproc.nodes.join import (
 )
 from aexec.executor.multiproc.nodes.ports import owner_of_port
 from aexec.messages.nodes import Join, Refused, Welcome, packed, unpacked
+from aexec.transport.curve import NodeKey
 
 PLACE = NodePlace(1, 2, "a-host", "10.0.0.6")
 WHERE = "10.0.0.5:29501"
@@ -133,3 +136,26 @@ def test_a_join_knows_its_surroundings():
     assert isinstance(join, Join)
     assert (join.node_rank, join.nnodes, join.pid) == (1, 2, os.getpid())
     assert join.cpus == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.anyio
+async def test_a_name_that_nobody_knows_yet_is_waited_for(monkeypatch):
+    """As a leader is that has yet to come: some networks know its name only once it is there. Said once."""
+    tries, told = [], []
+
+    async def later(host, port):
+        tries.append(host)
+        if len(tries) < 3:
+            raise ConfigError(f"--master-addr is {host!r}, and this node has no way there")
+        return "127.0.0.1"
+
+    monkeypatch.setattr("aexec.executor.multiproc.nodes.join.address_towards", later)
+    monkeypatch.setattr("aexec.executor.multiproc.nodes.join._PAUSE", 0.01)
+    options = JoinOptions(nnodes=2, node_rank=1, leader="127.0.0.1", port=1, timeout=0.5)
+    with pytest.raises(LeaderNotFound):
+        await join_leader(options, NodeKey.random(), told.append)
+    assert len(tries) == 3
+    assert ["It is tried again" in text for text in told[:2]] == [True, False]
+    tries[:] = []
+    with pytest.raises(ConfigError, match="no way there"):
+        await join_leader(dataclasses.replace(options, timeout=0.005), NodeKey.random(), told.append)

@@ -124,7 +124,8 @@ class NodeProxy:
         if not self._has_begun:
             return []
         try:
-            self.node.link.send(Kind.EVENT, 0, Stop(generation=self._generation, grace=grace))
+            if not self._end.done():  # it is done already if the node is lost, and then says why
+                self.node.link.send(Kind.EVENT, 0, Stop(generation=self._generation, grace=grace))
             return list(await asyncio.wait_for(self._end, limit))
         except TimeoutError:
             why = f"it did not say within {limit:g} s that they have ended"
@@ -161,7 +162,7 @@ class NodeProxy:
         """See ``NodeEvents``: none of its ranks can be reached any longer."""
         cause = f"{self.node} is lost: {why}"
         if not self._end.done():
-            self._end.set_exception(_Lost(cause))
+            self._end.set_exception(_Lost(f"it is lost: {why}"))
             self._end.exception()  # nobody may ever wait for it
         for rank in self.ranks:
             work, phase = self._work[rank], self._phases[rank]
