@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,18 @@ def test_another_argument_ends_every_rank_soon_with_rank_and_step(launch):
         assert "step 2)" in ended.errors
 
 
+def at_once(check, programs):
+    """Look at programs that run at the same time: each is waited for most of its time."""
+    with ThreadPoolExecutor(len(programs)) as pool:
+        list(pool.map(check, programs, programs.values()))
+
+
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize(
-    "how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)", "raise OSError('mine')", "return"]
-)
-def test_a_rank_that_ends_takes_the_others_with_it(launch, how):
+def test_a_rank_that_ends_takes_the_others_with_it(launch):
     """G18: killed, gone without a word, with an error of its own, or just through, while a worker is in a long call."""
-    text = f"""
+
+    def program(how):
+        return f"""
 async def main():
     async with make() as executor:
         async def last():
@@ -78,15 +84,21 @@ async def main():
 
 asyncio.run(main())
 """
-    ranks = launch(text)
-    assert ranks.lines() == ["ready"] * 2
-    assert ranks.line(1) == "gone"
-    began = time.monotonic()
-    ended = ranks.finish(0)
-    assert ended.code == 1
-    assert ended.at - began < 8.0  # half a second to know, a second of grace, a second of the thread's, some for Python
-    assert "rank 1" in ended.errors
-    assert ("WorkerDied" in ended.errors) == ("_exit" in how or "kill" in how)
+
+    def check(how, ranks):
+        assert ranks.lines() == ["ready"] * 2, how
+        assert ranks.line(1) == "gone", how
+        began = time.monotonic()
+        ended = ranks.finish(0)
+        assert ended.code == 1, how
+        assert ended.at - began < 8.0, (
+            how
+        )  # half a second to know, a second of grace, one of the thread's, then Python's
+        assert "rank 1" in ended.errors, how
+        assert ("WorkerDied" in ended.errors) == ("_exit" in how or "kill" in how), how
+
+    ways = ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)", "raise OSError('mine')", "return"]
+    at_once(check, {how: launch(program(how)) for how in ways})
 
 
 @pytest.mark.timeout(90)
@@ -207,10 +219,11 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("where", ["idle", "in a call", "in close"])
-def test_ctrl_c_ends_all_ranks_by_the_programs_own_handler(launch, where):
+def test_ctrl_c_ends_all_ranks_by_the_programs_own_handler(launch):
     """G19: each process has its KeyboardInterrupt, closes, and ends; a second Ctrl-C does no harm."""
-    text = f"""
+
+    def program(where):
+        return f"""
 async def main():
     where = {where!r}
     async with make(close_grace=0.5) as executor:
@@ -227,60 +240,30 @@ async def main():
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 asyncio.run(main())
 """
-    ranks = launch(text)
-    assert ranks.lines() == ["ready"] * 2
-    began = time.monotonic()
-    for number in (signal.SIGINT, signal.SIGINT):
-        for rank in (0, 1):
-            ranks.kill(rank, number)
-        time.sleep(0.1)
-    ended = [ranks.finish(rank) for rank in (0, 1)]
-    assert all(one.at - began < 8.0 for one in ended)
-    assert all(one.code in (0, 1, 130, -signal.SIGINT) and (one.code or where == "in close") for one in ended)
-    assert all("KeyboardInterrupt" in one.errors or where == "in close" for one in ended)
 
-
-@pytest.mark.timeout(120)
-def test_ctrl_c_under_torchrun(tmp_path):
-    """G19, G53: the launcher's own handlers do what they always do; nothing is left, and its exit code is its own."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        """
-import asyncio, os
-from aexec import ExecutorConfig, ParallelConfig, open_executor
-
-async def main():
-    layout = ParallelConfig(tensor_parallel_size=2)
-    config = ExecutorConfig(
-        backend="external_launcher", worker_cls="aexec.testing.workers:ProbeWorker", parallel=layout, close_grace=0.5
-    )
-    async with open_executor(config) as executor:
-        os.write(1, f"{await executor.collective_rpc('place')}\\n".encode())
-        await executor.collective_rpc("block", (60.0,))
-
-asyncio.run(main())
-"""
-    )
-    launcher = torchrun(program)
-    try:
-        assert launcher.stdout is not None
-        assert [launcher.stdout.readline() for _ in range(2)] == ["[(0, 2, 0, 0, 1), (1, 2, 1, 0, 1)]\n"] * 2
-        watch = descendants(launcher.pid)
+    def check(where, ranks):
+        assert ranks.lines() == ["ready"] * 2, where
         began = time.monotonic()
-        os.killpg(launcher.pid, signal.SIGINT)
-        _, errors = launcher.communicate(timeout=30.0)
-        assert time.monotonic() - began < 15.0
-        assert launcher.returncode == 1
-        assert "SignalException" in errors
-        assert errors.count("\nKeyboardInterrupt") == 2
-        assert not any(Path(f"/proc/{pid}").exists() for pid in watch)
-    finally:
-        end_session(launcher)
+        for number in (signal.SIGINT, signal.SIGINT):
+            for rank in (0, 1):
+                ranks.kill(rank, number)
+            time.sleep(0.1)
+        for one in [ranks.finish(rank) for rank in (0, 1)]:
+            assert one.at - began < 8.0, where
+            assert one.code in (0, 1, 130, -signal.SIGINT), where
+            assert one.code or where == "in close"
+            assert "KeyboardInterrupt" in one.errors or where == "in close", where
+
+    at_once(check, {where: launch(program(where)) for where in ("idle", "in a call", "in close")})
 
 
 @pytest.mark.timeout(120)
-def test_ranks_that_torchrun_restarts_meet_again(tmp_path):
-    """G48: who has lost a rank ends with a non-zero code, and the next attempt meets in the same store, anew."""
+def test_torchrun_restarts_its_ranks_and_ends_them_by_ctrl_c(tmp_path):
+    """Its ranks are what it expects of any: one launcher, of which a rank dies first, and then somebody has had enough.
+
+    G48: who has lost a rank ends with a non-zero code, and the next attempt meets in the same store, anew.
+    G19, G53: the launcher's own handlers do what they always do; nothing is left, and its exit code is its own.
+    """
     program = tmp_path / "program.py"
     program.write_text(
         """
@@ -295,14 +278,24 @@ async def main():
     async with open_executor(config) as executor:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
             os._exit(3)
-        os.write(1, f"{await executor.collective_rpc('echo', (1,))}\\n".encode())
+        os.write(1, f"{await executor.collective_rpc('place')}\\n".encode())
+        await executor.collective_rpc("block", (60.0,))
 
 asyncio.run(main())
 """
     )
     launcher = torchrun(program, restarts=1)
     try:
-        output, errors = launcher.communicate(timeout=90.0)
-        assert (launcher.returncode, output) == (0, "[1, 1]\n" * 2), errors
+        assert launcher.stdout is not None
+        assert [launcher.stdout.readline() for _ in range(2)] == ["[(0, 2, 0, 0, 1), (1, 2, 1, 0, 1)]\n"] * 2
+        watch = descendants(launcher.pid)
+        began = time.monotonic()
+        os.killpg(launcher.pid, signal.SIGINT)
+        output, errors = launcher.communicate(timeout=30.0)
+        assert time.monotonic() - began < 15.0
+        assert (launcher.returncode, output) == (1, "")
+        assert "SignalException" in errors
+        assert errors.count("\nKeyboardInterrupt") == 2
+        assert not any(Path(f"/proc/{pid}").exists() for pid in watch)
     finally:
         end_session(launcher)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,7 +123,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., RankProcesses]]:
     with contextlib.ExitStack() as stack:
 
         def start(text: str, size: int = 2, **env: str) -> RankProcesses:
-            ranks = RankProcesses(text, size, tmp_path, **env)
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            ranks = RankProcesses(text, size, folder, **env)
             stack.callback(ranks.end)
             return ranks
 

@@ -324,6 +324,13 @@ async def test_a_rank_that_leaves_early_fails_what_the_others_want_of_it():
         await closing
 
 
+async def test_a_rank_that_does_not_come_is_named_before_the_limit_of_the_start():
+    """That limit knows what this rank is at, and not whom it waits for."""
+    config = next(configs(ProbeWorker, 2, None, {}, {"start_timeout": 0.6}))
+    with pytest.raises(RanksMissing, match="rank 1 did not come to meet"):
+        await open_executor(config)
+
+
 async def test_a_start_that_fails_on_one_rank_fails_on_all():
     """G32: the others are told who gave up, and why, and do not wait until their own time is up."""
     began = time.monotonic()

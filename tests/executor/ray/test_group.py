@@ -95,6 +95,8 @@ async def test_what_was_chosen_can_be_seen(ray_cluster):
         assert sorted(chosen["bundle_indices"]) == [0, 1]
         assert chosen["ray_address"].partition(":")[0] in executor.ranks[0].node
         assert chosen["ray_resource"] == "CPU"
+        here = [(info.rank, info.node, info.pid, "auto") for info in executor.ranks]
+        assert list(executor.describe().places) == here
         assert "RayGroup" in executor.dump()
 
 

@@ -43,6 +43,7 @@ from aexec.worker.names import name_of
 
 __all__ = ("ExternalGroup",)
 
+_TO_SAY_WHO = 3.0  # seconds before the limit of the whole start, which cannot tell who has not come
 _PARTING = 0.25  # seconds for this process to be through as well, where another one is and a call is pending
 
 
@@ -121,7 +122,7 @@ class ExternalGroup(WorkerGroup):
             self,
             store=self.store(),
             check=config.divergence_check,
-            timeout=config.start_timeout,
+            timeout=max(config.start_timeout - _TO_SAY_WHO, config.start_timeout / 2),
             host=host,
         )
         cards: list[Card] = await peers.connect(self._card(host))

@@ -32,6 +32,7 @@ from aexec.executor.ray.rerank import NodeFacts, Ranking, rerank
 from aexec.executor.ray.shutdown import bring_down, end_actors
 from aexec.executor.ray.worker_actor import ActorFacts
 from aexec.messages.control import Hello
+from aexec.messages.lifecycle import RankPlace
 from aexec.messages.step import ExecuteModel, SampleTokens
 from aexec.observe import get_logger
 from aexec.parallel.layout import RankLayout
@@ -130,8 +131,11 @@ class RayGroup(LineGroup[RayRank]):
 
     def node_name(self, hello: Hello) -> str:
         """Name and address."""
-        facts = self._workers[hello.rank].facts
-        return f"{facts.host} ({facts.place.node_ip})"
+        return _node_of(self._workers[hello.rank].facts)
+
+    def places(self) -> Sequence[RankPlace]:
+        """Each rank's node, process and the device that Ray gave it."""
+        return [_place_of(worker.rank, worker.facts) for worker in self._workers]
 
     # Starting.
 
@@ -334,3 +338,11 @@ class RayGroup(LineGroup[RayRank]):
         for sock in self._sockets:  # of a rank that got no further, too
             sock.close()
         return letting_go
+
+
+def _node_of(facts: ActorFacts) -> str:
+    return f"{facts.host} ({facts.place.node_ip})"
+
+
+def _place_of(rank: int, facts: ActorFacts) -> RankPlace:
+    return RankPlace(rank, _node_of(facts), facts.place.pid, ", ".join(facts.place.devices) or "auto")
