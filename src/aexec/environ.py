@@ -136,7 +136,9 @@ ENV_EXCLUDE_FILE = Variable(
     "",
     "Files (with : between them), each a JSON list of names or patterns of variables that workers never inherit.",
 )
-HOST_IP = Variable("AEXEC_HOST_IP", str.strip, "", "This node's address for the processes of other nodes; empty: found out.")
+HOST_IP = Variable(
+    "AEXEC_HOST_IP", str.strip, "", "This node's address for the processes of other nodes; empty: found out."
+)
 LOG_LEVEL = Variable("AEXEC_LOG_LEVEL", _one_of(*LEVELS), "warning", "Least severe log record that is shown.")
 LOG_FORMAT = Variable(
     "AEXEC_LOG_FORMAT",
