@@ -40,10 +40,14 @@ class Ending(NamedTuple):
     signal: str | None = None
     cause: str = ""
 
+    @property
+    def is_silent(self) -> bool:
+        """Neither a code nor a signal is known."""
+        return self.code is None and self.signal is None
+
     def known_as(self, other: Ending) -> Ending:
         """This one, where it is silent completed by what ``other`` says."""
-        silent = self.code is None and self.signal is None
-        code, by = (other.code, other.signal) if silent else (self.code, self.signal)
+        code, by = (other.code, other.signal) if self.is_silent else (self.code, self.signal)
         return Ending(code, by, self.cause or other.cause)
 
 

@@ -124,18 +124,26 @@ class RayRank(RankLines):
             self._ending = self._ending.known_as(said)
         if self._pidfd < 0:
             self.gone.set()
-        self._sign(self._signs._replace(process=True, status=True))
+        self._ask_kernel()
+        knows_how = self._pidfd < 0 or not self._ending.is_silent  # Ray may be told before the kernel has the status
+        self._sign(self._signs._replace(process=True, status=knows_how))
 
     def _process_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        self._ending = exit_status(self._pidfd).known_as(self._ending)
+        self._ask_kernel()
         self.gone.set()
         self._sign(self._signs._replace(process=True))  # Ray's word may follow: the cause
+
+    def _ask_kernel(self) -> None:
+        """It tells how a process has ended once that was reaped, which may be a while after its end."""
+        if self._pidfd >= 0:
+            self._ending = exit_status(self._pidfd).known_as(self._ending)
 
     def _make_end(self) -> None:
         self.kill()
 
     def _obituary(self) -> WorkerDied:
+        self._ask_kernel()
         words, ending = self._last_words, self._ending
         phase, step = (self.doing, self.work.step) if words is None else (words.phase, words.step)
         code, by = (ending.code, ending.signal) if words is None else (words.exit_code, None)
