@@ -295,7 +295,7 @@ asyncio.run(main())
         assert time.monotonic() - began < 15.0
         assert (launcher.returncode, output) == (1, "")
         assert "SignalException" in errors
-        assert errors.count("\nKeyboardInterrupt") == 2
+        assert "\nKeyboardInterrupt" in errors  # of one rank at least; the launcher may end the other before it says so
         assert not any(Path(f"/proc/{pid}").exists() for pid in watch)
     finally:
         end_session(launcher)

@@ -29,6 +29,7 @@ SETTINGS = {
     "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder, and other clusters ask for it
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    "RAY_global_gc_min_interval_s": "3600",  # a store that is 70 % full has all processes collect garbage: that is not idle
     "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks for names of addresses that no server knows
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as it will be; without it Ray warns of the change
 }
@@ -62,6 +63,7 @@ class Cluster:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="axr-", dir="/tmp"))
         self.address = ""
+        self._semaphores = Semaphores()
         self._up, self._over = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
         # What Ray starts is killed when the *thread* ends that started it; off the main one Ray sets no signal handlers.
@@ -82,6 +84,7 @@ class Cluster:
         """End it, and remove its files."""
         self._over.set()
         self._thread.join(PATIENCE)
+        self._semaphores.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def belongings(self) -> dict[str, str]:
