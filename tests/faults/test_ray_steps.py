@@ -166,21 +166,16 @@ async def test_large_messages_do_not_hold_up_the_loop(on_ray):
     assert max(turns) < 0.04
 
 
-async def test_idle_is_silent(open_on_ray):
-    """G13, G11: workers that wait use no processor: on the graph plane once the graph was released.
-
-    Two of them: each process that Ray has costs 0.6 % of a core by itself, whatever runs in it.
-    """
-    async with open_on_ray(ranks=2, graph_idle_release=0.5) as executor:
-        steps = numbers(executor)
-        await run(executor, next(steps))
-        await anyio.sleep(3.0)  # the graph is released after half a second, and Ray takes a while for it
-        before, ours, began = await asyncio.to_thread(processor_time, executor), time.process_time(), time.monotonic()
-        await anyio.sleep(6.0)
-        seconds = time.monotonic() - began
-        used = await asyncio.to_thread(processor_time, executor) - before + time.process_time() - ours
-        assert used <= IDLE * seconds + 0.02  # the clock has steps of 0.01
-        await run(executor, next(steps))
+async def test_idle_is_silent(on_ray, steps):
+    """G13, G11: workers that wait use no processor: on the graph plane once the graph was released."""
+    await run(on_ray, next(steps))
+    await anyio.sleep(3.0)  # the graph is released after half a second, and Ray takes a while for it
+    before, ours, began = await asyncio.to_thread(processor_time, on_ray), time.process_time(), time.monotonic()
+    await anyio.sleep(6.0)
+    seconds = time.monotonic() - began
+    used = await asyncio.to_thread(processor_time, on_ray) - before + time.process_time() - ours
+    assert used <= IDLE * seconds + 0.02  # the clock has steps of 0.01
+    await run(on_ray, next(steps))
 
 
 async def test_a_late_stage_is_named_and_fails_the_group_once(open_on_ray):
