@@ -71,8 +71,8 @@ def test_offline_generate_completes_each_prompt() -> None:
 
 
 def test_every_example_is_tested_and_short() -> None:
-    """No example is left out of the tests, or longer than sixty-five lines."""
+    """No example is left out of the tests, or longer than sixty lines."""
     examples = {path.name: path for path in (ROOT / "examples").glob("*.py")}
     elsewhere = {"ray_serve.py", "ppo_loop.py", "torchrun_offline.py"}  # the latter two need torch
     assert set(examples) == {*EXAMPLES, "offline_generate.py", *elsewhere}
-    assert [name for name, path in examples.items() if len(path.read_text().splitlines()) > 65] == []
+    assert [name for name, path in examples.items() if len(path.read_text().splitlines()) > 60] == []

@@ -76,14 +76,9 @@ async def test_deaths_within_the_budget_are_made_good_in_the_same_bundles(open_o
             await executor.collective_rpc("echo", (1,))
 
 
-@pytest.mark.parametrize(
-    ("plane", "way"), [*(("channel", way) for way in WAYS_TO_DIE), ("compiled_graph", "exit")], indirect=["plane"]
-)
+@pytest.mark.parametrize("way", WAYS_TO_DIE)
 async def test_every_way_to_die_is_told_by_its_name(open_on_ray, way):
-    """G30, G08, G62: an exit with code 0 too; the other ranks hang in native code; health knows it at once.
-
-    The graph has no part in calls: one way shows that it does not stand in theirs; the test above kills its steps.
-    """
+    """G30, G08, G62: an exit with code 0 too; the other ranks hang in native code; health knows it at once."""
     async with open_on_ray(ranks=2, close_grace=0.5) as executor:
         pids = [info.pid for info in executor.ranks]
         began = time.monotonic()
