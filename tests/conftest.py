@@ -12,7 +12,7 @@ import structlog
 from blockbuster import BlockBuster
 from hypothesis import settings
 
-pytest_plugins = ("ray_session",)  # in tests/plugins
+pytest_plugins = ("deadline", "ray_session")  # in tests/plugins
 
 # Tensors as small as here are computed by one thread in a quarter of the time: several wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -40,7 +40,7 @@ def say(*words):
 def open_faulty(backend: str = "mp", ranks: int | None = None, **settings: Any) -> Opening:
     """An executor of ``FaultyWorker``, on one rank in this process or on three in processes of their own."""
     layout = ParallelConfig(pipeline_parallel_size=ranks or RANKS[backend])
-    settings = {"worker_cls": WORKER, "start_timeout": 40.0, "close_grace": 2.0} | settings
+    settings = {"worker_cls": WORKER, "start_timeout": 40.0, "placement_timeout": 30.0, "close_grace": 2.0} | settings
     return open_executor(ExecutorConfig(backend=backend, parallel=layout, **settings))
 
 

@@ -11,6 +11,7 @@ import pytest
 from aexec.config import ExecutorConfig, ParallelConfig
 from aexec.errors import ConfigError, PlacementFailed
 from aexec.executor.ray import api
+from aexec.executor.ray import placement as placing
 from aexec.executor.ray.cluster import Cluster, join
 from aexec.executor.ray.placement import acquire
 
@@ -100,6 +101,7 @@ async def test_a_given_group_that_was_removed_is_refused(cluster: Cluster) -> No
     """It would be waited for in vain."""
     ray = api.ray()
     group = await asyncio.to_thread(ray.util.placement_group, [{"CPU": 1}] * 2)
+    await api.answer(group.ready())  # Ray never gives back what it reserves for one that is removed before
     await asyncio.to_thread(ray.util.remove_placement_group, group)
     with pytest.raises(ConfigError, match="has been removed: make it again"):
         await acquire(config(placement_group=group), cluster)
@@ -151,6 +153,28 @@ async def test_a_wait_that_is_cancelled_at_whatever_moment_leaves_no_group(clust
         if not isinstance(outcome, BaseException):
             await outcome.release()
     await asyncio.to_thread(settle)
+
+
+async def test_a_group_that_is_removed_while_it_is_placed_gives_all_back(cluster: Cluster) -> None:
+    """Ray keeps what it was about to reserve, in one or two of a hundred removals: so it is let to end first."""
+
+    def make_and_remove() -> None:
+        for _ in range(150):
+            group = placing._make([{"CPU": 1.0}] * 2, "PACK")
+            placing._remove(group)
+        settle()
+
+    await asyncio.to_thread(make_and_remove)
+
+
+def test_a_removal_waits_while_ray_places_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no longer: not for one that cannot be placed, nor for one that Ray does not know."""
+    said = iter(["QUEUED", "SCHEDULING_STARTED", "QUEUED", "NO_RESOURCES", "the next is asked for in vain"])
+    monkeypatch.setattr(placing, "_state", lambda _: {"stats": {"scheduling_state": next(said)}})
+    placing._let_settle("a group")
+    assert next(said) == "the next is asked for in vain"
+    monkeypatch.setattr(placing, "_state", lambda _: {})
+    placing._let_settle("a group")
 
 
 async def run_in_group(given: Any, work: Callable[[], Any], *, captures: bool = True) -> Any:

@@ -8,6 +8,8 @@ cancelled at whatever moment, and when the executor is through with it.
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,9 @@ __all__ = ("Placement", "acquire")
 _QUERY_LIMIT = 10.0  # seconds for a question to Ray's control store
 _REPORT_EVERY = 1.0  # seconds between reports of a wait
 _WARN_AFTER = 10.0  # seconds of a wait after which it is said what is missing
+_SETTLES = 5.0  # seconds that a group that is to be removed may take to be placed, or to be known as not to be placed
+_LOOK_EVERY = 0.005  # seconds; placing takes some three milliseconds
+_BEING_PLACED = ("QUEUED", "SCHEDULING_STARTED")  # as Ray calls it; NO_RESOURCES and INFEASIBLE reserve nothing
 _GONE = "REMOVED"
 _PLACED = "CREATED"
 
@@ -272,7 +277,18 @@ def _make(bundles: Sequence[Mapping[str, float]], strategy: str) -> Any:
 
 def _remove(group: Any) -> None:
     if api.is_connected():  # else it has ended with the connection
+        _let_settle(group)
         api.ray().util.remove_placement_group(group)
+
+
+def _let_settle(group: Any) -> None:
+    """Wait, on a thread, while Ray is placing it: what nodes reserve for a group that is removed meanwhile stays reserved.
+
+    Ray up to 2.60 loses it in one or two of a hundred such removals (ray-project/ray#64693).
+    """
+    give_up = time.monotonic() + _SETTLES
+    while _state(group).get("stats", {}).get("scheduling_state") in _BEING_PLACED and time.monotonic() < give_up:
+        threading.Event().wait(_LOOK_EVERY)
 
 
 def _state(group: Any) -> Mapping[str, Any]:
