@@ -23,8 +23,10 @@ TYPED = ("src", "examples", "tests/typing/api.py", "noxfile.py")
 HERE = {"AEXEC_CACHE_DIR": str(ROOT / ".nox" / "cache"), "HF_HUB_OFFLINE": "1"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
 
-# Most of torch, transformers and Ray is never imported: what is, Python compiles then.
+# Most of torch, transformers and Ray is never imported: what is, Python compiles then, once: not
+# again in each of hundreds of worker processes, as it would where it may not keep what it compiles.
 os.environ.setdefault("PIP_NO_COMPILE", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 import structlog
@@ -26,10 +27,36 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 WATCHED = [call for name, call in BlockBuster("aexec").functions.items() if not name.startswith("os.")]
 
 
-def pytest_collection_finish() -> None:
+class Imported:
     """Torch, transformers and the like are here to stay: to look through them takes each collection a third of a second."""
-    gc.collect()
-    gc.freeze()
+
+    MANY = 50  # modules
+
+    def __init__(self) -> None:
+        self._num_modules = 0
+
+    def freeze(self) -> None:
+        """Leave all that is there out of collections, if much was imported since the last time."""
+        if len(sys.modules) > self._num_modules + self.MANY:
+            gc.collect()
+            gc.freeze()
+            self._num_modules = len(sys.modules)
+
+
+imported = Imported()
+
+
+def pytest_collection_finish() -> None:
+    """Most is imported by now."""
+    imported.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Some of it is imported by tests: between two modules, as what a module's fixtures have is still to go."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        imported.freeze()
 
 
 @pytest.fixture(scope="session")

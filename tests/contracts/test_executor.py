@@ -190,8 +190,13 @@ def make_ray(request, ray_cluster):
 
     def make(worker_cls, **settings):
         layout = ParallelConfig(tensor_parallel_size=2)
-        settings = {"backend": "ray", "ray_step_plane": request.param, "graph_buffer_bytes": 1 << 20} | settings
-        return open_executor(ExecutorConfig(worker_cls=worker_cls, parallel=layout, **settings))
+        by = {
+            "backend": "ray",
+            "ray_step_plane": request.param,
+            "graph_buffer_bytes": 1 << 20,
+            "placement_timeout": 30.0,
+        }
+        return open_executor(ExecutorConfig(worker_cls=worker_cls, parallel=layout, **by | settings))
 
     return make
 

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,8 @@ def say(*words):
 def open_faulty(backend: str = "mp", ranks: int | None = None, **settings: Any) -> Opening:
     """An executor of ``FaultyWorker``, on one rank in this process or on three in processes of their own."""
     layout = ParallelConfig(pipeline_parallel_size=ranks or RANKS[backend])
-    settings = {"worker_cls": WORKER, "start_timeout": 40.0, "placement_timeout": 30.0, "close_grace": 2.0} | settings
+    on_ray = {"placement_timeout": 30.0} if backend == "ray" else {}
+    settings = {"worker_cls": WORKER, "start_timeout": 40.0, "close_grace": 2.0} | on_ray | settings
     return open_executor(ExecutorConfig(backend=backend, parallel=layout, **settings))
 
 
@@ -113,10 +116,17 @@ class Program:
         )
         self.pid = self.process.pid
 
-    def line(self) -> str:
-        """The next line of its output; empty at its end."""
+    def line(self, timeout: float = 45.0) -> str:
+        """The next line of its output; empty at its end. One that does not come in time is the end of the program."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+        late = threading.Timer(timeout, self.kill_all)
+        late.start()
+        began = time.monotonic()
+        line = self.process.stdout.readline()
+        late.cancel()
+        late.join()
+        assert line or time.monotonic() - began < timeout, f"no line within {timeout:.0f} s"
+        return line.rstrip("\n")
 
     def watch(self) -> ProcessWatch:
         """Itself and all that descends from it now."""
@@ -135,11 +145,15 @@ class Program:
         output, errors = self.process.communicate(timeout=timeout)
         return output, errors, self.process.returncode
 
-    def end(self) -> None:
-        """Leave nothing of it, whatever happened."""
+    def kill_all(self) -> None:
+        """End it, and all that descends from it."""
         for pid in [self.pid, *descendants(self.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Leave nothing of it, whatever happened."""
+        self.kill_all()
         self.process.communicate()
 
 

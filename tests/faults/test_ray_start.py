@@ -91,7 +91,7 @@ def four_bundles(ray_cluster):
     from ray.util import placement_group, remove_placement_group
 
     group = placement_group([{"CPU": 1}] * 4, name="of somebody else")
-    ray.get(group.ready())
+    ray.get(group.ready(), timeout=30)
     yield group
     remove_placement_group(group)
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +107,19 @@ class Cluster:
         """Placement groups that are there, in words."""
         return [what for what in self.belongings().values() if what.startswith("placement")]
 
-    def left_since(self, before: dict[str, str], patience: float = GONE) -> list[str]:
-        """What has come since, and does not go within so many seconds."""
+    def left_since(self, before: dict[str, str], patience: float = GONE, *, ignore: Collection[str] = ()) -> list[str]:
+        """What has come since, and does not go within so many seconds; whatever has a piece of ``ignore`` may stay."""
         give_up = time.monotonic() + patience
-        while left := [what for key, what in self.belongings().items() if key not in before]:
+        while left := [what for what in self._since(before) if not any(piece in what for piece in ignore)]:
             if time.monotonic() > give_up:
                 break
             gc.collect()  # an actor ends with the last reference to it
             threading.Event().wait(0.02)
         self._remove(key for key in self.belongings() if key not in before)
         return left
+
+    def _since(self, before: dict[str, str]) -> list[str]:
+        return [what for key, what in self.belongings().items() if key not in before]
 
     def _remove(self, left: Iterable[str]) -> None:
         """Take placement groups away, and their actors with them: the next test needs the room."""
@@ -195,10 +198,10 @@ def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     cluster = request.getfixturevalue("ray_cluster")
     before = cluster.belongings()
-    with LeakCheck(ignore=GROWING if before else ()):
+    ignore = GROWING if before else ()
+    with LeakCheck(ignore=ignore):
         yield
-    left = cluster.left_since(before)
-    assert [what for what in left if not (before and any(piece in what for piece in GROWING))] == []
+    assert cluster.left_since(before, ignore=ignore) == []
 
 
 @pytest.hookimpl(trylast=True)

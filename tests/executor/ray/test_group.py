@@ -24,7 +24,7 @@ SOON = 1.0  # seconds
 
 def on_ray(worker_cls=ProbeWorker, ranks=2, **settings):
     layout = ParallelConfig(tensor_parallel_size=ranks)
-    settings = {"ray_step_plane": "channel", "close_grace": 1.0} | settings
+    settings = {"ray_step_plane": "channel", "close_grace": 1.0, "placement_timeout": 30.0} | settings
     return open_executor(ExecutorConfig(backend="ray", worker_cls=worker_cls, parallel=layout, **settings))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -36,7 +37,7 @@ async def given(cluster: Cluster) -> AsyncIterator[Any]:
     """A placement group of the user's: four bundles of a CPU."""
     ray = api.ray()
     group = await asyncio.to_thread(ray.util.placement_group, [{"CPU": 1}] * 4, name="the user's")
-    await api.answer(group.ready())
+    await asyncio.wait_for(api.answer(group.ready()), 30.0)
     yield group
     await asyncio.to_thread(ray.util.remove_placement_group, group)
 
@@ -53,6 +54,7 @@ def settle(patience: float = 5.0) -> None:
     ray = api.ray()
     while (left := unsettled()) or ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         assert time.monotonic() < over, (left, ray.available_resources())
+        threading.Event().wait(0.01)  # Ray needs a processor for it, too
 
 
 def unsettled() -> list[str]:

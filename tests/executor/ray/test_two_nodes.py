@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.timeout(200)
 PROGRAM = Path(__file__).with_name("two_nodes.py")
 PLANES = ("compiled_graph", "channel")
 NODES = ("near", "far")
+PATIENCE = 150.0  # seconds for an answer; after 60 the program writes to its log what its threads are at
 APART = os.environ.get("AEXEC_TEST_NAMESPACES") == "1"
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
@@ -56,8 +58,12 @@ class Driver:
         return self.hear()
 
     def hear(self):
-        """The next line of its output."""
+        """The next line of its output; one that does not come is the end of the program, whose log then says where it was."""
+        late = threading.Timer(PATIENCE, self._process.kill)
+        late.start()
         line = self._process.stdout.readline()
+        late.cancel()
+        late.join()
         assert line, self._log.read_text()
         answer = json.loads(line)
         assert "value" in answer, answer["error"]

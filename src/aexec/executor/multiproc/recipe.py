@@ -19,7 +19,8 @@ __all__ = ("installed_devices", "recipe_of")
 ENTRY = "aexec.worker.process:serve"
 _OURS = "aexec.worker.model_worker:ModelWorker"
 _LIGHT = ("aexec.worker.process",)
-_HEAVY = ("torch", "aexec.model.transformer.runner")
+# The last is what every class of models imports, half a thousand modules: by the fork server once, not by each rank.
+_HEAVY = ("torch", "aexec.model.transformer.runner", "transformers.modeling_utils")
 
 
 def recipe_of(config: ExecutorConfig, ranks: int, host: str = "") -> Recipe:
