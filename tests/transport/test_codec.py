@@ -31,8 +31,9 @@ from aexec.messages import (
 from aexec.messages.batch import KVConnectorOutput
 from aexec.messages.control import CallMethod, Dump, Greet, Ping, Pong, Revoke, Shutdown
 from aexec.messages.request import TokenLogprobs
+from aexec.messages.step import PairedStep
 from aexec.transport.callables import can_be_imported
-from aexec.transport.codec import PICKLE, decode, encode
+from aexec.transport.codec import PICKLE, can_be_paired, decode, encode, paired
 from aexec.transport.pickling import pickled
 
 SCHEDULED = SchedulerOutput(
@@ -113,6 +114,22 @@ def test_what_a_struct_would_bend_is_left_to_pickle(message):
     """A payload of another kind arrives as it was, tuples and numpy's numbers too."""
     assert pickle.PROTO + b"\x05" in encode(message).body
     assert there_and_back(message) == message
+
+
+@pytest.mark.parametrize("launch", HOT[:2])
+@pytest.mark.parametrize("sampling", [1, 127, 128, 2**40])
+def test_a_launch_becomes_both_halves_of_its_step(launch, sampling):
+    """Without another look at it, whatever the call of the second half is."""
+    encoded = encode(launch)
+    assert can_be_paired(launch, encoded)
+    assert decode(encoded.codec, paired(encoded.body, sampling), []) == PairedStep(launch, sampling)
+    assert there_and_back(launch) == launch
+
+
+@pytest.mark.parametrize("launch", ODD[:2])
+def test_what_the_other_end_may_be_unable_to_read_stays_a_launch(launch):
+    """A payload of a user's, or one that went by pickle: each half of such a step has an answer of its own."""
+    assert not can_be_paired(launch, encode(launch))
 
 
 @pytest.mark.parametrize("rows", [1, 500])

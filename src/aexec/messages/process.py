@@ -16,7 +16,8 @@ them to :func:`aexec.worker.process.serve_lines`. Who sends what, when:
 3. driver, control line: ``MESSAGE`` with ``Greet``; its answer is the ``Hello``, once the
    worker class is constructed, or what went wrong with that. The process constructs by
    itself: whoever greets late loses no time.
-4. driver, work line: ``MESSAGE`` with ``ExecuteModel``, ``SampleTokens``, and ``CallMethod``
+4. driver, work line: ``MESSAGE`` with ``ExecuteModel``, ``SampleTokens``, both as one
+   ``PairedStep``, which counts as two and has two calls, and ``CallMethod``
    of plain methods and callables, which run in this order. Control line: ``Ping``, ``Dump``,
    ``Revoke``, ``Shutdown``, and ``CallMethod`` of ``async def`` methods, with
    ``CallMethod.after`` set: the step messages that were sent to this rank before it.

@@ -20,6 +20,7 @@ __all__ = (
     "TRANSITIONS",
     "ExecuteModel",
     "ForwardLaunched",
+    "PairedStep",
     "SampleTokens",
     "StepEvent",
     "StepId",
@@ -76,6 +77,18 @@ class SampleTokens(Message[StepResult], frozen=True):
 
     step: StepId
     grammar: GrammarOutput | None = None
+
+
+class PairedStep(msgspec.Struct, frozen=True):
+    """Both messages of a step as one, as they may reach a rank that was asked for both in one breath.
+
+    Attributes:
+        launch: The first; its call is that of the frame.
+        sampling: The call of the second, which has no bitmask.
+    """
+
+    launch: ExecuteModel
+    sampling: int
 
 
 class StepState(enum.Enum):

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from aexec.messages.portable import not_portable
+from aexec.messages.step import ExecuteModel
 from aexec.transport.frames import INLINE, bulk_layout
 from aexec.transport.pickling import dumps, loads
-from aexec.transport.structs import STRUCT_DECODERS, STRUCT_ENCODERS
+from aexec.transport.structs import STRUCT_DECODERS, STRUCT_ENCODERS, paired, surely_read
 
-__all__ = ("DECODERS", "Encoded", "decode", "encode")
+__all__ = ("DECODERS", "Encoded", "can_be_paired", "decode", "encode", "paired")
 
 NONE, PICKLE, STRUCT = 0, 1, 16  # STRUCT + the number of its type
 
@@ -45,6 +46,7 @@ class Encoded(msgspec.Struct, eq=False):
 
 
 _NOTHING = Encoded(NONE, b"", "None")
+_LAUNCH = STRUCT + STRUCT_ENCODERS[ExecuteModel][0]
 
 
 def encode(value: Any) -> Encoded:
@@ -69,6 +71,14 @@ def encode(value: Any) -> Encoded:
                 return Encoded(STRUCT + number, body, what)
             return _with_bulk(STRUCT + number, [body], buffers, what)
     return _pickled(value, what)
+
+
+def can_be_paired(launch: ExecuteModel, encoded: Encoded) -> bool:
+    """Whether :func:`paired` makes a ``PairedStep`` of it, one that the other end can surely read.
+
+    What cannot be read has one answer, and the two halves of a step have to have one each.
+    """
+    return encoded.codec == _LAUNCH and surely_read(launch)
 
 
 def _pickled(value: Any, what: str) -> Encoded:

@@ -235,7 +235,7 @@ def join(first: bytes, second: bytes) -> bytes:
     return first[:_FLAGS_AT] + _MORE_BYTE + first[_FLAGS_AT + 1 :] + second
 
 
-def parse_plain(data: Data) -> tuple[Kind, int, int, memoryview, memoryview | None] | None:
+def parse_plain(data: Data) -> tuple[Kind, int, int, Data, memoryview | None] | None:
     """Kind, call, codec and body of a frame that has nothing else, as most; None: see :func:`parse`.
 
     Last comes what is behind it: another frame, if any.
@@ -248,7 +248,7 @@ def parse_plain(data: Data) -> tuple[Kind, int, int, memoryview, memoryview | No
     if kind is None or num_buffers:
         return None
     if codec <= _MOST_CODECS and length == size:
-        return kind, call, codec, memoryview(data)[_HEADER_SIZE:], None
+        return kind, call, codec, data[_HEADER_SIZE:], None
     if codec >> 8 != _MORE or length >= size:
         return None
     whole, end = memoryview(data), _HEADER_SIZE + length

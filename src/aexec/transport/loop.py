@@ -168,6 +168,16 @@ class LoopChannel:
         self._outbox.sent += 1
         self._held = frame
 
+    @property
+    def is_holding(self) -> bool:
+        """What was last held has not gone yet."""
+        return bool(self._held)
+
+    def drop_held(self) -> None:
+        """Something else is sent in its place."""
+        self._held = b""
+        self._outbox.sent -= 1
+
     def let_go(self) -> None:
         """Send what is held, if it has not gone along with another frame."""
         if self._held:

@@ -6,21 +6,23 @@ number among the token ids) is left to pickle: the check is that msgspec refuses
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from aexec.messages.batch import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from aexec.messages.control import CallMethod, Dump, Greet, Ping, Pong, Revoke, Shutdown
-from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
+from aexec.messages.step import ExecuteModel, ForwardLaunched, PairedStep, SampleTokens, StepId, StepResult
 from aexec.transport.frames import INLINE
 from aexec.transport.pickling import dumps, is_plain, loads
 
-__all__ = ("STRUCTS", "STRUCT_DECODERS", "STRUCT_ENCODERS")
+__all__ = ("STRUCTS", "STRUCT_DECODERS", "STRUCT_ENCODERS", "paired", "surely_read")
 
 _Packed = tuple[bytes, list[memoryview]]
+_CallId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _NotHot(TypeError):
@@ -35,12 +37,13 @@ class _Codec(NamedTuple):
 
 
 class _Execute(msgspec.Struct, array_like=True):
-    """``pickled``: a payload of another kind."""
+    """``pickled``: a payload of another kind; ``sampling``: see ``PairedStep``, 0: it is the launch alone."""
 
     step: StepId
     payload: SchedulerOutput | None
     num_tokens: int | None
     pickled: bytes | None = None
+    sampling: _CallId = 0  # comes last, as one byte, until it is known: see paired()
 
 
 class _Result(msgspec.Struct, array_like=True):
@@ -63,6 +66,7 @@ class _Sample(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_INT64, _INT64_CODE = struct.Struct(">Bq"), 0xD3  # as msgpack has it
 
 
 def _plain(kind: type[Any]) -> _Codec:
@@ -93,12 +97,23 @@ def _execute() -> _Codec:
         stream, buffers = _pickled(message.payload)
         return _encode(_Execute(message.step, None, message.num_tokens, stream)), buffers
 
-    def made(body: Any, buffers: list[Any]) -> ExecuteModel:
+    def made(body: Any, buffers: list[Any]) -> ExecuteModel | PairedStep:
         wire = decode(body)
         payload = wire.payload if wire.pickled is None else loads(wire.pickled, buffers)
-        return ExecuteModel(wire.step, payload, wire.num_tokens)
+        launch = ExecuteModel(wire.step, payload, wire.num_tokens)
+        return PairedStep(launch, wire.sampling) if wire.sampling else launch
 
     return _Codec(encode, made)
+
+
+def surely_read(message: ExecuteModel) -> bool:
+    """True for one that has nothing of a user's own in it, which the other end may be unable to make."""
+    return message.payload is None or message.payload.__class__ is SchedulerOutput
+
+
+def paired(body: bytes, sampling: int) -> bytes:
+    """The body of a ``PairedStep``, made of that of its launch."""
+    return body[:-1] + _INT64.pack(_INT64_CODE, sampling)
 
 
 def _result() -> _Codec:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ __all__ = ("DEFAULT_LIMIT", "Holder", "Placed", "Sender", "Writer")
 DEFAULT_LIMIT = 1 << 30  # bytes
 OFF_LOOP = 4 << 20  # bytes; a longer copy is made on a thread, when it is for channels on a loop
 HELD_LONG = 60.0  # seconds after which views are reported
+TAKEN_OVER = 15e-6  # seconds; a send takes a third of it at most, and a peer's turn twice as much at least
 
 
 class Placed(NamedTuple):
@@ -81,6 +83,14 @@ class Holder(Sender, Protocol):
         """Send a whole frame, of a channel that is free, together with the next one."""
         ...
 
+    def drop_held(self) -> None:
+        """Something else is sent in its place."""
+        ...
+
+
+SenderT = TypeVar("SenderT", bound=Sender)
+HolderT = TypeVar("HolderT", bound=Holder)
+
 
 class Writer:
     """Encodes what a process sends, and owns the shared memory that bulk travels through.
@@ -114,12 +124,15 @@ class Writer:
         """
         return encode(value)
 
-    def send(self, channels: Sequence[Sender], kind: Kind, call: int, value: Any = None) -> None:
+    def send(self, channels: Sequence[SenderT], kind: Kind, call: int, value: Any = None) -> SenderT | None:
         """Send one value to several channels: encoded once, and its arrays copied once.
 
         Channels that are closed are left out: their owners have been told. Arrays of more
         than 4 MB are copied on a thread: they have to stay as they are until there was an
         answer, or until the channels are ``flushed()``.
+
+        Returns:
+            One that is better sent to after the others, see :func:`_put_all`; None: as it was.
 
         Raises:
             MessageNotPortable: It cannot travel.
@@ -133,31 +146,37 @@ class Writer:
                 if not channel.is_free:
                     break
             else:
-                frame = pack(kind, call, encoded.codec, encoded.body)  # the same for all
-                for channel in channels:
-                    channel.put(kind, frame)
-                return
+                return _put_all(channels, kind, pack(kind, call, encoded.codec, encoded.body))
         self.send_encoded(channels, kind, call, encoded)
+        return None
 
-    def hold(self, channels: Sequence[Holder], kind: Kind, call: int, value: Any) -> bool:
+    def hold(self, channels: Sequence[Holder], kind: Kind, call: int, value: Any) -> Encoded | None:
         """Send one value to several channels, together with the next frame of each: see ``LoopChannel.hold``.
 
         Returns:
-            False: nothing was done, since something has to go along with it or before it.
+            What is held; None: nothing was done, since something has to go along with it or before it.
 
         Raises:
             MessageNotPortable: It cannot travel.
         """
         encoded = encode(value)
         if encoded.lengths:
-            return False
+            return None
         for channel in channels:
             if not channel.is_free:
-                return False
+                return None
         frame = pack(kind, call, encoded.codec, encoded.body)
         for channel in channels:
             channel.hold(frame)
-        return True
+        return encoded
+
+    def send_instead(
+        self, channels: Sequence[HolderT], kind: Kind, call: int, codec: int, body: bytes
+    ) -> HolderT | None:
+        """Send a body in place of what these channels hold, which all of them do; see :meth:`send`."""
+        for channel in channels:
+            channel.drop_held()
+        return _put_all(channels, kind, pack(kind, call, codec, body))
 
     def send_encoded(
         self, channels: Sequence[Sender], kind: Kind, call: int, encoded: Encoded, fds: Sequence[int] = ()
@@ -238,6 +257,23 @@ class Writer:
                 bytes=lease.nbytes,
                 seconds=round(lease.age, 1),
             )
+
+
+def _put_all(channels: Sequence[SenderT], kind: Kind, frame: bytes) -> SenderT | None:
+    """Send a whole frame to channels that are free; returns one that is better sent to after the others.
+
+    A peer that sleeps may be woken on this very CPU, and take it over before this end has told
+    the others, which then begin when it has ended: some peer's turn is no part of a send.
+    """
+    eager: SenderT | None = None
+    before = perf_counter()
+    for channel in channels:
+        channel.put(kind, frame)
+        now = perf_counter()
+        if now - before > TAKEN_OVER:
+            eager = channel
+        before = now
+    return eager if eager is not None and eager is not channels[-1] else None
 
 
 def _fill(memory: npt.NDArray[Any], encoded: Encoded) -> None:

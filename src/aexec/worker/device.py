@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from aexec.errors import ActorStopped, AexecError, ChannelClosed, ProtocolError, StepStateError
 from aexec.messages.control import CallMethod
 from aexec.messages.process import Ended, PhaseReached
-from aexec.messages.step import ExecuteModel, SampleTokens, StepId, StepResult
+from aexec.messages.step import ExecuteModel, PairedStep, SampleTokens, StepId, StepResult
 from aexec.model.order import Forward, Sampling, StepBook
 from aexec.observe import get_logger
 from aexec.transport import Frame, Kind
@@ -73,6 +73,7 @@ class DeviceThread:
         self._handlers: dict[type[Any], Callable[[int, Any], None]] = {
             ExecuteModel: self._execute,
             SampleTokens: self._sample,
+            PairedStep: self._execute_and_sample,
             CallMethod: self._call,
         }
 
@@ -160,6 +161,14 @@ class DeviceThread:
                 if error is not None:
                     self._sample_all(self._steps.take_ready())  # it holds up no younger step any longer
         self._rank.step_ended(self._tell_steps)
+
+    def _execute_and_sample(self, call: int, message: PairedStep) -> None:
+        rank = self._rank
+        rank.is_to_sample = True
+        self._execute(call, message.launch)
+        rank.is_to_sample = False
+        if not rank.ending:
+            self._sample(message.sampling, SampleTokens(message.launch.step))
 
     def _sample(self, call: int, message: SampleTokens) -> None:
         try:

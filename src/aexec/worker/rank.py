@@ -44,6 +44,7 @@ class RankState:
         has_queued: Tells whether anything waits for the main thread.
         ending: The main thread is to end after what it does now; written by the control thread.
         constructed: The worker object is there.
+        is_to_sample: The sampling of the step whose forward pass runs has come along with it.
     """
 
     def __init__(self, rank: int) -> None:
@@ -55,7 +56,7 @@ class RankState:
         self.steps_awaited: int | None = None
         self.has_queued: Callable[[], bool] = bool
         self.ending = False
-        self.constructed = False
+        self.constructed = self.is_to_sample = False
         self._main = threading.get_ident()  # who makes it uses the device
 
     def __repr__(self) -> str:
@@ -77,7 +78,7 @@ class RankState:
         """The pulse as a message."""
         phase, since, step = self.pulse
         age = time.monotonic() - since
-        return Pong(rank=self.rank, phase=phase, step=step, age=age, queued=int(self.has_queued()))
+        return Pong(rank=self.rank, phase=phase, step=step, age=age, queued=int(self.is_to_sample or self.has_queued()))
 
     def stack(self) -> str:
         """Where the main thread is."""

@@ -22,7 +22,7 @@ import msgspec
 from aexec.errors import AexecError, ChannelFull, MessageNotDecoded, WorkerDied
 from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.lines.greeting import Greeting
-from aexec.executor.lines.pairing import Pairing
+from aexec.executor.lines.pairing import Pairing, reorder
 from aexec.executor.lines.rank import RankLines
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod, Greet, Hello, Shutdown
@@ -64,7 +64,7 @@ class LineGroup(WorkerGroup, Generic[RankT]):
         self._greeting = Greeting(held)
         self._writer = Writer()
         self._pairing = Pairing(self._writer)
-        self._lines: list[LoopChannel] = []  # that steps go down, once all ranks are there
+        self._lines: list[LoopChannel] = []  # the work lines, once all ranks are there; in any order
         self._spin = spin
         self._hot = HotWindow(spin) if spin else None
         self._methods: Mapping[str, bool] = {}
@@ -84,8 +84,11 @@ class LineGroup(WorkerGroup, Generic[RankT]):
         beside = is_beside(message, self._methods)
         if isinstance(message, CallMethod) and (beside or self._plain_calls_wait):
             message = msgspec.structs.replace(message, after=self._steps)
-        lines = [worker.control_line if beside else worker.work_line for worker in chosen]
-        self._writer.send(lines, _MESSAGE, call, message)
+        if beside or chosen is not self._workers:
+            lines = [worker.control_line if beside else worker.work_line for worker in chosen]
+        else:
+            lines = self._lines or [worker.work_line for worker in chosen]
+        reorder(lines, self._writer.send(lines, _MESSAGE, call, message))
         for worker in chosen:
             worker.work.sent(call, message, beside=beside)
 

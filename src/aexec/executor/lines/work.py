@@ -23,9 +23,8 @@ class RankWork:
     def __init__(self) -> None:
         self.step: int | None = None
         self.calls = 0
-        self._open: dict[int | tuple[int], str] = {}  # by call, or by step as (step,); oldest first
+        self._open: dict[int, str | int] = {}  # by call, oldest first: a method, or the step that it is a half of
         self._beside: dict[int, str] = {}  # async methods
-        self._steps: dict[int, int] = {}  # the step of a call
         self._launches: dict[int, int] = {}  # the call of a step's launch, which is not answered
 
     def __repr__(self) -> str:
@@ -34,17 +33,20 @@ class RankWork:
     @property
     def phase(self) -> str:
         """The oldest that it has not ended; ``idle`` without one."""
-        return next(iter(self._open.values()), None) or next(iter(self._beside.values()), "idle")
+        oldest = next(iter(self._open.values()), None)
+        if oldest is None:
+            return next(iter(self._beside.values()), "idle")
+        if isinstance(oldest, str):
+            return oldest
+        is_launched = oldest in self._launches and list(self._open.values()).count(oldest) == 1
+        return "execute_model" if is_launched else "sample_tokens"
 
     def step_sent(self, call: int, message: ExecuteModel | SampleTokens) -> None:
         """It was told one half of a step."""
-        step = self._steps[call] = message.step
+        step = self._open[call] = message.step
         if isinstance(message, ExecuteModel):
             self.step = step
-            self._launches[step] = call
-            self._open[step,] = "execute_model"
-        else:
-            self._open[step,] = "sample_tokens"
+            self._launches.setdefault(step, call)
 
     def sent(self, call: int, message: Message[Any], *, beside: bool = False) -> None:
         """It was told to do something, maybe ``beside`` its other work; whatever is no work is left out."""
@@ -57,13 +59,13 @@ class RankWork:
 
     def step_of(self, call: int) -> int | None:
         """The step that a call it has not ended is about; None: it is about none."""
-        return self._steps.get(call)
+        found = self._open.get(call)
+        return None if isinstance(found, str) else found
 
     def ended(self, call: int) -> None:
         """It has answered."""
-        step = self._steps.pop(call, None)
-        if step is None:
-            (self._open if call in self._open else self._beside).pop(call, None)
-        else:
-            self._steps.pop(self._launches.pop(step, call), None)
-            self._open.pop((step,), None)
+        found = self._open.pop(call, None)
+        if found is None:
+            self._beside.pop(call, None)
+        elif not isinstance(found, str):
+            self._open.pop(self._launches.pop(found, call), None)
