@@ -85,3 +85,12 @@ def logging_as_it_was() -> Iterator[None]:
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def uncaught_errors_go_where_they_went() -> Iterator[None]:
+    """A hook that is left behind would speak in the next tests."""
+    before = sys.excepthook
+    yield
+    left, sys.excepthook = sys.excepthook, before
+    assert left is before

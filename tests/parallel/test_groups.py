@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from aexec.errors import ConfigError
@@ -55,6 +57,22 @@ def test_a_world_that_a_launcher_made_is_used_and_left_alone(run_ranks):
         assert shown.endswith("data=1): open in a world that was there>")
         assert "of 2: expected rank" in text
         assert "of 3; leave it to the executor, or let the layout agree" in text
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_the_world_goes_with_what_torch_did_to_the_process(tmp_path, monkeypatch, replaced):
+    """Its hook for uncaught errors names a rank that is no more; a hook that came later is left alone."""
+    before, later = sys.excepthook, print
+    monkeypatch.setattr(sys, "excepthook", before)
+    for turn in range(2):
+        meeting = f"file://{tmp_path}/meeting-{turn}"
+        groups = open_groups(RankLayout(), 0, init_method=meeting, device="cpu", timeout=20.0)
+        assert sys.excepthook is not before
+        if replaced:
+            sys.excepthook = later
+        groups.close()
+        assert sys.excepthook is (later if replaced else before)
+        sys.excepthook = before
 
 
 def test_without_a_place_to_meet_nobody_waits():

@@ -14,6 +14,7 @@ On CUDA none of this has been run yet.
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -26,10 +27,25 @@ from aexec.errors import ConfigError, PeerLost
 from aexec.parallel.layout import RankGroups, RankLayout
 from aexec.parallel.rendezvous import tcp_address
 
-__all__ = ("Groups", "first_line", "open_groups")
+__all__ = ("Groups", "OwnWorld", "first_line", "open_groups")
 
 distributed: Any = _distributed  # its annotations are partial
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+class OwnWorld:
+    """A world that is made here, by the arguments of ``init_process_group``; with it goes what torch does to the process."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self._hook = sys.excepthook
+        distributed.init_process_group(**arguments)
+        self._hook_of_torch = sys.excepthook  # it puts the rank before each line, and torch leaves it there
+
+    def close(self) -> None:
+        """Give it up."""
+        distributed.destroy_process_group()
+        if sys.excepthook is self._hook_of_torch:
+            sys.excepthook = self._hook
 
 
 class Groups:
@@ -40,7 +56,7 @@ class Groups:
         rank: This rank.
         timeout: Seconds that one rank waits for another.
         backend: What they speak, as in ``gloo``.
-        owns_world: The world is given up with them.
+        own_world: It is given up with them; None: it is somebody else's.
 
     Attributes:
         layout: As given.
@@ -50,9 +66,11 @@ class Groups:
         pipeline: That of the ranks at its place in all stages; None for a single stage.
     """
 
-    def __init__(self, layout: RankLayout, rank: int, timeout: float, *, backend: str, owns_world: bool) -> None:
+    def __init__(
+        self, layout: RankLayout, rank: int, timeout: float, *, backend: str, own_world: OwnWorld | None
+    ) -> None:
         self.layout, self.rank, self.timeout = layout, rank, timeout
-        self._backend, self._owns_world = backend, owns_world
+        self._backend, self._own_world = backend, own_world
         self._world: Any = distributed.group.WORLD  # after it is given up there may be another one
         self.tensor: Any = None
         self.pipeline: Any = None
@@ -64,15 +82,15 @@ class Groups:
             raise
 
     def __repr__(self) -> str:
-        within = "" if self._owns_world else " in a world that was there"
+        within = " in a world that was there" if self._own_world is None else ""
         return f"<Groups of rank {self.rank} in {self.layout}: {f'open{within}' if self._is_open else 'closed'}>"
 
     def close(self) -> None:
         """Leave all groups; peers that are still in one see a closed connection."""
         left = [group for group in (self.tensor, self.pipeline) if group is not None]
         is_open, self._world, self.tensor, self.pipeline = self._is_open, None, None, None
-        if is_open and self._owns_world:
-            distributed.destroy_process_group()
+        if is_open and self._own_world is not None:
+            self._own_world.close()
         elif is_open:
             for group in left:
                 distributed.destroy_process_group(group)
@@ -109,8 +127,8 @@ def open_groups(layout: RankLayout, rank: int, *, init_method: str, device: str,
         PeerLost: Not all have come in time.
     """
     backend = _backend(device)
-    owns_world = not distributed.is_initialized()
-    if not owns_world:
+    is_given = distributed.is_initialized()
+    if is_given:
         _check_world(layout, rank)
     elif not init_method:
         raise ConfigError(
@@ -120,11 +138,12 @@ def open_groups(layout: RankLayout, rank: int, *, init_method: str, device: str,
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     with _named_errors(rank % layout.replica_size, layout.size):
-        if owns_world:
+        own_world = None
+        if not is_given:
             limit = dt.timedelta(seconds=timeout)
             meeting = _meeting(init_method, rank, layout.size, limit)
-            distributed.init_process_group(backend, rank=rank, world_size=layout.size, timeout=limit, **meeting)
-        return Groups(layout, rank, timeout, backend=backend, owns_world=owns_world)
+            own_world = OwnWorld(backend=backend, rank=rank, world_size=layout.size, timeout=limit, **meeting)
+        return Groups(layout, rank, timeout, backend=backend, own_world=own_world)
 
 
 def first_line(error: BaseException) -> str:

@@ -143,7 +143,7 @@ def main() -> None:
     whole = open_groups(RankLayout(data=world), rank, init_method=rendezvous, device="cpu", timeout=TIMEOUT)
     for tensor, pipeline, jobs in json.loads(jobs_file.read_text()):
         layout = RankLayout(tensor, pipeline, world // (tensor * pipeline))
-        groups = Groups(layout, rank, TIMEOUT, backend="gloo", owns_world=False)
+        groups = Groups(layout, rank, TIMEOUT, backend="gloo", own_world=None)
         own = rank // layout.replica_size
         starts = range(0, layout.size, layout.replica_size)
         replicas = [dist.new_group(list(range(start, start + layout.replica_size))) for start in starts]
