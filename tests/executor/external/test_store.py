@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -119,11 +118,9 @@ async def test_a_port_that_somebody_else_has_is_named():
             await first.tell("key", b"place", PATIENCE)
 
 
-async def test_the_trainers_world_has_a_store(tmp_path, monkeypatch):
+async def test_the_trainers_world_has_a_store(tmp_path):
     """It is taken as it is, and left as it was."""
     from torch import distributed
-
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it
 
     distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1, timeout=timedelta(seconds=5)
