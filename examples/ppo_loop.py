@@ -1,13 +1,11 @@
 """Reinforcement learning around the engine: sample, reward, train, put the new weights in, sample again.
 
-A tiny random model learns to say even tokens: ``python examples/ppo_loop.py``, with ``mp 2`` on two processes; or
-``torchrun --nproc-per-node 2 examples/ppo_loop.py``, whose ranks are of the engine and of the trainer, in one world.
+A tiny model learns to say even tokens. Run it as it is, with ``mp 2``, or by torchrun, whose ranks also train together.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -49,12 +47,14 @@ def main(directory: str, executor: str, ranks: str) -> None:
             llm.pause()
             llm.update_weights(model.state_dict())
             llm.resume()
-            print(f"step {step}: reward {rewards.mean():.2f}\n" * (rank == 0), end="")
+            if rank == 0:
+                print(f"step {step}: reward {rewards.mean():.2f}")
 
 
 transformers.utils.logging.disable_progress_bar()
 with TemporaryDirectory() as directory:
-    save_tiny_model("llama", Path(directory))  # before there is a world: in one only rank 0 would save anything
-    _ = dist.is_torchelastic_launched() and dist.init_process_group("gloo")
+    save_tiny_model("llama", directory)  # before there is a world: in one only rank 0 would save anything
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("gloo")
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     main(directory, *(["external_launcher", str(size)] if size > 1 else sys.argv[1:3] or ["uni", "1"]))

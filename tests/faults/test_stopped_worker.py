@@ -63,6 +63,8 @@ async def test_a_call_that_is_slow_says_who_is_missing(open_faulty):
             await anyio.sleep(0.3)
     reports = [event async for event in events]
     assert 1 <= len(reports) <= 4
+    # After one interval, then two more, then four: a fourth would take 1.5 s, on a machine that is late.
+    assert all(event.age >= 0.1 * (2**number - 1) for number, event in enumerate(reports, 1))
     assert all(isinstance(event, SlowCall) and list(event.missing) == [1] for event in reports)
     assert {event.missing[1] for event in reports} == {"block"}
     warnings = [line for line in lines if line["event"] == "slow call"]

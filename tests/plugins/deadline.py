@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Iterator
+import traceback
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import anyio
 import pytest
 import sniffio
 
-AWAITS = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}
 BEFORE = 10.0  # seconds before the timeout of pytest-timeout
 
 
@@ -61,17 +61,8 @@ def under_deadline(test: Callable[..., Awaitable[None]], seconds: float) -> Call
 
 
 def all_stacks() -> list[str]:
-    """Where each task of the running loop stands, its outermost call first."""
-    return [f"{task.get_name()}:\n{''.join(standing(task.get_coro()))}" for task in asyncio.all_tasks()]
+    """Where each task of the running loop stands, its innermost call last."""
+    from aexec.worker.stacks import awaited_frames
 
-
-def standing(awaited: Any) -> Iterator[str]:
-    """The lines at which a coroutine and what it awaits stand, and what is awaited at last."""
-    while True:
-        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
-        if kind is None:
-            break
-        frame, awaited = getattr(awaited, f"{kind}_frame"), getattr(awaited, AWAITS[kind])
-        if frame is not None:
-            yield f"  {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}\n"
-    yield f"  {awaited!r}\n"
+    stacks = ((task.get_name(), awaited_frames(task.get_coro())) for task in asyncio.all_tasks())
+    return [f"{name}:\n{''.join(traceback.format_list(frames))}" for name, frames in stacks]

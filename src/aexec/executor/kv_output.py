@@ -45,7 +45,7 @@ class KVOutputs:
         if self._world_size == 1:
             return answer
         for other in answers.values():
-            if isinstance(other, StepResult) and isinstance(other.output, _REPORTING) and _part(other) is not None:
+            if _part(other) is not None:
                 self.collect(answers)
                 break
         if self._ready is None or not isinstance(answer, StepResult) or not _is_output(answer.output):
@@ -73,9 +73,6 @@ class KVOutputs:
             stats=_sums(part.stats for part in reports),
             expected_finished_count=expected,
         )
-
-
-_REPORTING = (ModelRunnerOutput, KVConnectorOutput)
 
 
 def _part(answer: Any) -> KVConnectorOutput | None:

@@ -46,7 +46,7 @@ TINY_ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_tiny_model(name: str, directory: Path, *, seed: int = 0, **changes: Any) -> Path:
+def save_tiny_model(name: str, directory: str | Path, *, seed: int = 0, **changes: Any) -> Path:
     """Make a tiny model and save it.
 
     Args:
@@ -73,4 +73,4 @@ def save_tiny_model(name: str, directory: Path, *, seed: int = 0, **changes: Any
     with silent(), random.fork_rng(devices=[]):
         random.manual_seed(seed)
         auto.from_config(config, dtype=torch.float32).save_pretrained(directory)
-    return directory
+    return Path(directory)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from aexec.errors import ActorStopped
+from aexec.worker.stacks import awaited_frames
 
 __all__ = ("AsyncCall", "Reply")
 
@@ -86,12 +87,7 @@ class AsyncCall:
 
     def stack(self) -> str:
         """Where it is now, innermost frame last."""
-        frames: list[traceback.FrameSummary] = []
-        inner: Any = self._awaitable
-        while (frame := getattr(inner, "cr_frame", None)) is not None:
-            frames += traceback.StackSummary.extract([(frame, frame.f_lineno)])
-            inner = inner.cr_await
-        return f"async {self.name}:\n" + "".join(traceback.format_list(frames))
+        return f"async {self.name}:\n" + "".join(traceback.format_list(awaited_frames(self._awaitable)))
 
     def _fail(self, error: Exception) -> None:
         reply, self._reply = self._reply, None
