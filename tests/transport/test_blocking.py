@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import resource
 import socket
 import threading
@@ -193,11 +194,65 @@ def test_a_thread_spins_only_when_it_pays():
     assert repr(spin).startswith("<SpinPolicy: 1000 us")
 
 
-def test_nobody_spins_where_no_cpu_is_to_spare():
+def test_nobody_polls_on_a_single_cpu():
     """There he would keep the others from what he waits for."""
-    assert affordable_spin(0.001, 3, 4) == 0.001
-    assert affordable_spin(0.001, 4, 4) == 0.0
-    assert affordable_spin(0.001, 10_000) == 0.0
+    assert (affordable_spin(0.001, 1), affordable_spin(0.001, 2)) == (0.0, 0.001)
+
+
+class Crowd:
+    """A clock, on which whoever gives way is let in again after ``turn`` seconds."""
+
+    def __init__(self):
+        self.now, self.turn = 100.0, 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sched_yield(self):
+        self.now += self.turn
+
+    def waits_after(self, spin, turn):
+        """Give way for so long; how many waits there are then until one polls again."""
+        self.turn = turn
+        assert spin.give_way(self.now) == self.now
+        return next(waits for waits in itertools.count() if spin.budget())
+
+
+@pytest.fixture
+def crowd(monkeypatch):
+    """Others who want the CPU."""
+    crowd = Crowd()
+    monkeypatch.setattr("aexec.transport.spin.os", crowd)
+    monkeypatch.setattr("aexec.transport.spin.time", crowd)
+    return crowd
+
+
+@pytest.fixture
+def quick():
+    """A policy of a millisecond, whose waits were short lately."""
+    spin = SpinPolicy(0.001)
+    for _ in range(30):
+        spin.waited(0.0001)
+    return spin
+
+
+def test_nobody_polls_where_somebody_else_computes(quick, crowd):
+    """Who gives way there gets the CPU back after a slice of the scheduler's: each time, it is tried half as often."""
+    assert crowd.waits_after(quick, 0.004) == 0  # a small step of our own processes
+    assert [crowd.waits_after(quick, 0.006) for _ in range(10)] == [16 << min(n, 8) for n in range(10)]
+
+
+def test_a_crowd_is_forgotten_where_polling_goes_well(quick, crowd):
+    """One wait at a time; one that did not poll tells nothing."""
+    assert [crowd.waits_after(quick, 0.006) for _ in range(3)] == [16, 32, 64]
+    for _ in range(100):
+        quick.waited(0.0001)
+    quick.give_way(crowd.now - 1.0)
+    assert "does not poll for 28 waits" in repr(quick)
+    for _ in range(50):
+        quick.waited(0.0001)
+    assert crowd.waits_after(quick, 0.0) == 28
+    assert crowd.waits_after(quick, 0.006) == 56
 
 
 @pytest.fixture

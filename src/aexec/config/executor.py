@@ -70,8 +70,9 @@ class ExecutorConfig(RayOptions, NodeOptions):
             class that ships needs. They must start no threads and touch no device.
         worker_output: Where lines go that workers print: ``stderr`` (with the rank in front),
             ``log``, or ``none``. Errors quote the last ones in any case.
-        spin: Seconds that a worker process polls for its next message before it sleeps; None:
-            200 microseconds if there is a CPU to spare, else none.
+        spin: Seconds that driver and workers poll for the next message before they sleep, while
+            recent messages came as soon as that; whoever else wants the CPU gets it. None: 200
+            microseconds, or 0 on a single CPU.
         start_timeout: Seconds that a start may go without any progress of any rank.
         rpc_timeout: Default limit of ``collective_rpc``, seconds; None: no limit.
         step_timeout: Limit of a step, seconds; None: no limit.

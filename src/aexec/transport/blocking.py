@@ -38,7 +38,7 @@ class BlockingChannel:
         writer: This process's writer.
         name: For people, as in ``driver work``.
         spin: Seconds that ``receive`` polls before it sleeps, when recent waits were short
-            or the peer announced a message (``Kind.PREWAKE``); 0: never. See ``affordable_spin``.
+            or the peer announced a message (``Kind.PREWAKE``); 0: never.
     """
 
     copies_off_loop = False
@@ -92,17 +92,13 @@ class BlockingChannel:
             ChannelClosed: The peer is gone, and all that it sent was received.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        began = time.perf_counter()
         while True:
             if self._closed is not None:
                 raise self._again()
             if self._mappings.released:
                 self._give_back()
-            if self._inbox.rest is not None:
-                frame = self._take(self._link)
-            elif self._spin.limit:
-                frame = self._polled()
-            else:
-                frame = None
+            frame = self._take(self._link) if self._inbox.rest is not None else self._polled(began)
             if frame is not None:
                 return frame
             if self._dozing is not None and self._is_busy and timeout is None and not self._woken:
@@ -110,10 +106,11 @@ class BlockingChannel:
                 self._is_busy = frame is not None
             elif self._wait(deadline):
                 frame = self._take(self._link)
-                self._is_busy = not self._spin.limit
+                self._is_busy = True
             else:
                 return None
             if frame is not None:
+                self._spin.waited(time.perf_counter() - began)
                 return frame
 
     def send(self, kind: Kind, call: int, value: Any = None, fds: Sequence[int] = ()) -> None:
@@ -233,33 +230,31 @@ class BlockingChannel:
 
     # Receiving.
 
-    def _polled(self) -> Frame | None:
-        """Poll for as long as seems worth it."""
+    def _polled(self, began: float) -> Frame | None:
+        """Poll for as long as seems worth it; ``began``: when the wait did."""
         budget = self._spin.budget()
-        began = time.perf_counter()
-        until = began + budget
-        while budget and time.perf_counter() < until:
+        if not budget:
+            return None
+        now = time.perf_counter()
+        until = now + budget
+        while now < until:
             frame = self._take(self._link)
             if frame is not None:
                 self._spin.waited(time.perf_counter() - began)
                 return frame
-            if self._woken or self._inbox.mappings.released:
+            if self._woken or self._mappings.released:
                 return None
-            os.sched_yield()
+            now = self._spin.give_way(now)
         return None
 
     def _wait(self, deadline: float) -> bool:
         """Sleep until there is something to receive; False: time is up, or ``wake`` was called."""
         limit = None if deadline == math.inf else max(math.ceil((deadline - time.monotonic()) * 1e3), 0)
-        spins = self._spin.limit
-        began = time.monotonic() if spins else 0.0
         self._waiting = True
         try:
             ready = self._poll.poll(0 if self._mappings.released else limit)
         finally:
             self._waiting = False
-        if spins:
-            self._spin.waited(time.monotonic() - began)
         if len(ready) == 1 and ready[0][0] != self._ear:
             return True
         if not ready:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 
 from aexec.transport.spin import SpinPolicy
@@ -56,7 +55,8 @@ class HotWindow:
                 self._policy.waited(time.perf_counter() - self._asked)
 
     def _turn(self) -> None:
-        self._turning = bool(self._missing) and time.perf_counter() < self._until
+        now = time.perf_counter()
+        self._turning = bool(self._missing) and now < self._until
         if self._turning:
-            os.sched_yield()
+            self._policy.give_way(now)
             asyncio.get_running_loop().call_soon(self._turn)

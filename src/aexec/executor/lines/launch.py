@@ -59,14 +59,9 @@ def launch_of(
     )
 
 
-def spin_of(config: ExecutorConfig, ranks: int) -> float:
-    """Seconds that ranks and driver poll for what is about to come: none where they take all CPUs.
-
-    Args:
-        config: The settings.
-        ranks: Workers of this node.
-    """
-    return affordable_spin(_SPIN, ranks + 1) if config.spin is None else config.spin
+def spin_of(config: ExecutorConfig) -> float:
+    """Seconds that ranks and driver poll for what is about to come."""
+    return affordable_spin(_SPIN) if config.spin is None else config.spin
 
 
 def portable(place: WorkerContext | ExecutorConfig) -> bytes:

@@ -50,7 +50,7 @@ class MultiprocGroup(LineGroup[WorkerProcess]):
 
     def __init__(self, plan: GroupPlan, share: NodeShare | None = None) -> None:
         self._share = whole_world(plan.config) if share is None else share
-        super().__init__(plan, spin=spin_of(plan.config, len(self._share.ranks)), ranks=self._share.ranks)
+        super().__init__(plan, spin=spin_of(plan.config), ranks=self._share.ranks)
         self._outputs: list[WorkerOutput] = []
         self._devices: list[str] = []  # of each rank
         self._recipe: Recipe | None = None

@@ -50,7 +50,7 @@ class RayGroup(LineGroup[RayRank]):
     backend: ClassVar[str] = "ray"
 
     def __init__(self, plan: GroupPlan) -> None:
-        super().__init__(plan, spin=spin_of(plan.config, plan.config.parallel.world_size))
+        super().__init__(plan, spin=spin_of(plan.config))
         self._plain_calls_wait = plan.config.ray_step_plane == "compiled_graph"
         before = plan.previous
         self._estate = before.hand_over() if isinstance(before, RayGroup) else Estate()
