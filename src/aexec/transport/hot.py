@@ -13,8 +13,8 @@ __all__ = ("HotWindow",)
 class HotWindow:
     """Keeps a loop awake for a moment while answers are about to come.
 
-    It does so with a callback that schedules itself, so that everything else on the loop
-    has its turn, and yields the CPU each time. It is used while recent answers came within
+    It does so with a timer that is always due, so that everything else on the loop has its
+    turn, answers that are there before all, and yields the CPU each time. It is used while recent answers came within
     the window, and costs nothing at other times.
 
     Args:
@@ -41,7 +41,7 @@ class HotWindow:
         self._missing += 1
         self._until = now + self._policy.budget()
         if not self._turning and self._until > now:
-            self._turn()
+            self._again()
 
     def unanswered(self, count: int) -> None:
         """So many of the messages that were sent last will have no answer."""
@@ -59,4 +59,9 @@ class HotWindow:
         self._turning = bool(self._missing) and now < self._until
         if self._turning:
             self._policy.give_way(now)
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._again()
+
+    def _again(self) -> None:
+        """Take a turn, once all that is to be sent has been, and behind the answers that are there by then."""
+        self._turning = True
+        asyncio.get_running_loop().call_at(0.0, self._turn)  # call_soon() would come before what select() finds

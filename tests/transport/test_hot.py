@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from aexec.transport import BlockingChannel, HotWindow, Kind, LoopChannel, Writer, seqpacket_pair
+from aexec.transport.spin import SpinPolicy
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def hot():
+    """A window that is in use: answers came quickly lately."""
+    hot = HotWindow(5.0)
+    for _ in range(30):
+        hot._policy.waited(0.001)
+    return hot
+
+
+@pytest.fixture
+async def lines(hot):
+    """Two lines that share the window, what the driver hears on them, and their other ends."""
+    writer, heard, ours, theirs = Writer(), [], [], []
+    for rank in range(2):
+        here, there = seqpacket_pair()
+        ours.append(LoopChannel(here, writer, lambda frame: heard.append(frame.value), heard.append, hot=hot))
+        theirs.append(BlockingChannel(there, writer, name=f"rank {rank}"))
+        ours[-1].open()
+    yield ours, theirs, heard
+    for end in [*ours, *theirs]:
+        end.close()
+    writer.close()
+
+
+async def test_the_cpu_is_given_away_when_all_is_sent_and_until_the_answers_are_there(lines, monkeypatch):
+    """Never within a send, where the next rank's message would wait; nor once more when there is something to hear."""
+    ours, theirs, heard = lines
+    done = asyncio.Event()
+
+    def give_way(_, now):
+        heard.append("gave way")
+        if len(heard) == 3:
+            for rank in theirs:
+                rank.send(Kind.REPLY, 1, rank.receive(5).value)
+        return now
+
+    monkeypatch.setattr(SpinPolicy, "give_way", give_way)
+    for rank, line in enumerate(ours):
+        line.send(Kind.MESSAGE, 1, rank)
+    assert heard == []
+    with anyio.fail_after(5):
+        while len(heard) < 5:
+            await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.01, done.set)
+    await done.wait()
+    assert heard == ["gave way", "gave way", "gave way", 0, 1]
