@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import aexec
+import aexec.__main__
 
 WITHOUT = """
 import sys
@@ -49,3 +50,16 @@ def test_the_script_and_the_module_are_the_same(command: list[str]) -> None:
     """`aexec` and `python -m aexec` both print the version."""
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == aexec.__version__
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_it_in_a_line(monkeypatch, capsys) -> None:
+    """As it does later: with 130, and without a traceback of imports."""
+
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(aexec.__main__, "run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        aexec.__main__.main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "aexec: stopped\n"

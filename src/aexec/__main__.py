@@ -32,7 +32,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command line with this process's arguments."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while it is being imported: a command that runs says so itself
+        print("aexec: stopped", file=sys.stderr)
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from aexec.actor import Actor, ActorSystem, handles
-from aexec.errors import ConfigError
+from aexec.errors import ConfigError, UnhandledMessage
 from aexec.messages.base import Message
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +44,21 @@ async def test_there_are_no_unbounded_mailboxes(system):
     """A mailbox without room is refused."""
     with pytest.raises(ConfigError, match="mailbox is 0: expected at least 1"):
         system.using(mailbox=0)
+
+
+@pytest.mark.parametrize("what", [Pinged(), int, None])
+async def test_only_what_makes_actors_is_spawned(system, what):
+    """An instance, say, is refused with what to write."""
+    for spawn in (system.spawn(what), system.spawn_group(2, what)):
+        with pytest.raises(TypeError, match=r"to be spawned is .*: expected a class of actors, .* spawn\(Counter, 5\)"):
+            await spawn
+
+
+async def test_a_class_is_no_message(system):
+    """Who forgets to call it is told so."""
+    ref = await system.spawn(Pinged)
+    with pytest.raises(UnhandledMessage, match=r"the class Ping \(a message is an instance, as in Ping\(...\)\)"):
+        await ref.ask(Ping)
 
 
 async def test_only_an_open_system_spawns():

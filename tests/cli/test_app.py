@@ -82,6 +82,7 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pyte
         ([*GENERATE, "--prompt", "x", "-tp", "0"], 2, "tensor_parallel_size is 0"),
         ([*GENERATE, "--prompt", "x", "--executor", "uni", "-tp", "2"], 2, "asks for 2"),
         (["generate", "--model", "no/such/model", "--prompt", "x"], 2, "no/such/model"),
+        (["generate", "--prompt", "x"], 2, "a model is missing: give it as in --model smollm2"),
         (["generate", "--model", "dummy", "hello"], 2, "a prompt is missing: give it as in --prompt 'Hello'"),
         (
             [*GENERATE, "--prompt", "x", "and", "more"],

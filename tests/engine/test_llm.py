@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+import trio
 
 from aexec.config import ExecutorConfig, ParallelConfig, Restart
 from aexec.engine.assembly import ModelText
@@ -429,3 +430,14 @@ async def test_facts_about_the_model_and_the_engine_can_be_read(engine):
         assert (
             repr(llm) == f"<Engine 'dummy': open on {executor!r}, async scheduling off: {llm.async_scheduling.reason}>"
         )
+
+
+async def test_a_model_may_be_a_path(engine_class, tmp_path):
+    """One of pathlib's stands for its text."""
+    assert engine_class(tmp_path).model.model == str(tmp_path)
+
+
+def test_an_engine_says_that_it_runs_on_asyncio(engine_class):
+    """As executors do; actors alone run on trio too."""
+    with pytest.raises(ConfigError, match="engines run on asyncio, uvloop included"):
+        trio.run(engine_class("dummy").open)

@@ -561,7 +561,7 @@ async def test_a_drain_waits_for_workers_that_come_back(engine):
         assert len((await task).token_ids) == 12
 
 
-@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), "1"])
 async def test_a_drain_takes_seconds(engine, timeout):
     """Anything else is refused by name."""
     async with engine() as (llm, _):

@@ -25,6 +25,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
         ({"timeout": 0}, "timeout is 0: expected a positive number of seconds"),
         ({"timeout": float("inf")}, "timeout is inf"),
         ({"cache_salt": 3}, "cache_salt is 3: expected text"),
+        ({"timeout": "1"}, "timeout is '1': expected a positive number of seconds"),
     ],
 )
 async def test_options_that_cannot_be_meant_are_refused_at_once(engine, options, words):
@@ -121,3 +122,11 @@ async def test_a_long_prompt_can_be_cut_to_its_end(engine):
         assert answer.token_ids == (await llm.complete(prompt[-20:], GREEDY)).token_ids
     with pytest.raises(InvalidRequest, match="on_overflow is 'drop'"):
         SamplingParams(on_overflow="drop")
+
+
+@pytest.mark.parametrize("request_id", [5, ["a"]])
+async def test_a_request_id_is_text(engine, request_id):
+    """On its way to workers anything else would fail the others of its step."""
+    async with engine() as (llm, _):
+        with pytest.raises(InvalidRequest, match=r"request_id is .*: expected text, or None"):
+            llm.generate("a", GREEDY, request_id=request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 
 import anyio
 import msgspec
@@ -134,6 +135,14 @@ async def test_samples_count_in_the_queue_and_come_all_or_none(engine):
         with pytest.raises(QueueFull):
             await llm.complete("Hello", FOUR)
         assert (await llm.statistics()).num_waiting == 0
+
+
+async def test_more_samples_than_may_ever_wait_cost_nothing(engine):
+    """They are refused before anything is made for each of them, and told from a queue that is full just now."""
+    async with engine() as (llm, _):
+        with pytest.raises(QueueFull, match=r"each of its n=1000000000 samples .* at most 4096 may wait") as caught:
+            llm.generate("Hello", SamplingParams(n=10**9), request_id="a")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 async def test_a_sample_that_fails_ends_the_request(engine):

@@ -7,9 +7,10 @@ import asyncio
 import anyio
 import pytest
 
+from aexec.engine.completion import collect
 from aexec.engine.stream import SampleStreams, TokenStream
 from aexec.errors import RequestFailed
-from aexec.messages.request import TokenLogprobs
+from aexec.messages.request import SamplingParams, TokenLogprobs
 
 pytestmark = pytest.mark.anyio
 
@@ -71,6 +72,19 @@ async def test_a_stream_has_one_reader():
         await stream.get()
     stream.put("x", [1])
     assert (await reader).text == "x"
+
+
+async def test_a_second_reader_of_a_request_leaves_it_to_the_first(engine):
+    """It is refused, and the request goes on to its end."""
+    async with engine() as (llm, executor):
+        executor.hold()
+        stream = llm.generate("a", SamplingParams(max_tokens=3), request_id="a")
+        first = asyncio.create_task(collect(stream))
+        await executor.held.wait()
+        with pytest.raises(anyio.BusyResourceError, match="already reading the stream of request a from"):
+            await anext(stream)
+        executor.release()
+        assert len((await first).token_ids) == 3
 
 
 async def test_a_cancelled_wait_takes_nothing():

@@ -51,6 +51,22 @@ def test_sampling_may_differ_from_prompt_to_prompt(llm):
         llm.generate(["a", "b", "c"], each)
 
 
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "said"),
+    [
+        (None, None, "prompts is None: expected a prompt"),
+        (5, None, "prompts is 5: expected a prompt"),
+        (["a"], {"max_tokens": 3}, r"sampling is or holds {'max_tokens': 3}: expected SamplingParams"),
+        (["a", "b"], [SamplingParams(), 3], "sampling is or holds 3: expected SamplingParams"),
+        (["a"], [], r"shorter than that of prompts \(0 and 1\)"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_by_name(llm, prompts, sampling, said):
+    """Before anything runs."""
+    with pytest.raises(InvalidRequest, match=said):
+        llm.generate(prompts, sampling)
+
+
 def test_a_bad_prompt_fails_the_call_with_its_own_error(llm):
     """No group of errors around it, and the engine goes on."""
     with pytest.raises(InvalidRequest, match="empty text"):
@@ -143,13 +159,37 @@ asyncio.run(cell())
 """
 
 
+FORKED = """
+import os, sys, warnings
+from aexec import LLM, SamplingParams
+from aexec.errors import ExecutorClosed
+
+warnings.simplefilter("ignore")  # of newer Pythons, at a fork beside threads
+llm = LLM("dummy").open()
+pid = os.fork()
+if not pid:
+    try:
+        llm.generate("a")
+    except ExecutorClosed as error:
+        print(str(error).rpartition(",")[2], flush=True)
+    sys.exit(3)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(code, llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
-    [(INTERRUPTED, "interrupted 0 length"), (FORGOTTEN, "length"), (NOTEBOOK, "length True")],
-    ids=["ctrl-c", "forgotten", "notebook"],
+    [
+        (INTERRUPTED, "interrupted 0 length"),
+        (FORGOTTEN, "length"),
+        (NOTEBOOK, "length True"),
+        (FORKED, "a fork of it without its threads: open one here\n3 length"),
+    ],
+    ids=["ctrl-c", "forgotten", "notebook", "forked"],
 )
 def test_a_program_works_and_ends_cleanly(program, said):
-    """Ctrl-C aborts the waiting call only; a forgotten close does not hang; a running loop is no obstacle."""
+    """Ctrl-C aborts the waiting call only; a forgotten close does not hang, nor does a fork; a running loop is no obstacle."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout.strip(), done.stderr, done.returncode) == (said, "", 0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

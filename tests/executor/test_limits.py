@@ -34,7 +34,7 @@ def test_ranks_come_in_rank_order():
     assert check_ranks([2, 0], 3) == (0, 2)
 
 
-@pytest.mark.parametrize("ranks", [[], [3], [-1], [0, 0]])
+@pytest.mark.parametrize("ranks", [[], [3], [-1], [0, 0], 0, "0", ["0"]])
 def test_ranks_exist_and_are_named_once(ranks):
     """The error shows the ranks there are."""
     with pytest.raises(ConfigError, match="expected distinct ranks from 0 to 2"):

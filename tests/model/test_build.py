@@ -59,6 +59,22 @@ def test_a_rank_that_shares_layers_has_to_be_told_with_whom(tiny_model) -> None:
         runner.load_model()
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_cuda_device_that_is_not_there_is_named(monkeypatch, device) -> None:
+    """With what torch sees, before it has loaded anything."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=rf"device is '{device}', and torch .* sees none: take device='cpu'"):
+        build_runner(ModelConfig(model="x", device=device), CacheConfig())
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps", "cuda:x"])
+def test_a_device_of_another_kind_is_refused(device) -> None:
+    """With the kinds that there are."""
+    with pytest.raises(ConfigError, match=f"device is '{device}': expected auto, cpu, cuda"):
+        build_runner(ModelConfig(model="x", device=device), CacheConfig())
+
+
 def test_missing_extra_is_a_config_error() -> None:
     """The user mends it, as any other setting."""
     assert issubclass(MissingExtra, ConfigError)

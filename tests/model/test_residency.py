@@ -72,7 +72,7 @@ def test_a_sleeping_cache_is_told_from_one_that_was_never_made() -> None:
     assert "asleep" in repr(residency)
 
 
-@pytest.mark.parametrize("tags", ["cache", ["weights", "kv"], []])
+@pytest.mark.parametrize("tags", ["cache", ["weights", "kv"], [], 5, ["kv", 5]])
 def test_unknown_tags_are_refused(tags) -> None:
     """With those that there are."""
     with pytest.raises(ConfigError, match="expected any of weights, kv_cache, or None"):

@@ -7,7 +7,7 @@ import logging
 import pytest
 import structlog
 
-from aexec.observe import configure_logging, get_logger
+from aexec.observe import configure_logging, get_logger, log_format
 
 pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
@@ -92,3 +92,15 @@ def test_levels_below_the_limit_are_not_shown() -> None:
     get_logger().info("quiet")
     get_logger().warning("loud")
     assert [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+def test_records_are_for_people_only_on_a_terminal():
+    """What is closed, or not there at all, is none; and whoever asks for a form gets it."""
+    terminal, closed = io.StringIO(), io.StringIO()
+    terminal.isatty = lambda: True
+    closed.close()
+    assert [log_format(stream, "auto") for stream in (terminal, io.StringIO(), closed, None)] == [
+        "console",
+        *3 * ["json"],
+    ]
+    assert [log_format(None, "console"), log_format(terminal, "json")] == ["console", "json"]

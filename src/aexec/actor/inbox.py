@@ -231,7 +231,7 @@ class Inbox(abc.ABC):
         handler = table.find_stream(message.__class__) if is_stream else table.find(message.__class__)
         if handler is None:
             core.dead_letters.record("undeliverable", self.name, type(message).__name__, silent=False)
-            raise UnhandledMessage(self.name, type(message).__name__, self.table.names)
+            raise UnhandledMessage(self.name, _kind_of(message), self.table.names)
         if core.carry is not None:
             message = core.carry(message)
         core.sent += 1
@@ -289,3 +289,10 @@ def deadline_of(core: Core, timeout: Timeout) -> float | None:
     own = None if limit is None else core.runtime.now() + limit
     inherited = None if origin is None else origin.deadline
     return min((deadline for deadline in (own, inherited) if deadline is not None), default=None)
+
+
+def _kind_of(message: object) -> str:
+    """What an actor has no handler for, in words: often a class that was sent in the place of a message."""
+    if isinstance(message, type):
+        return f"the class {message.__name__} (a message is an instance, as in {message.__name__}(...))"
+    return type(message).__name__

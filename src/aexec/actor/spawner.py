@@ -80,8 +80,10 @@ class Spawner:
 
         Raises:
             ConfigError: The name is taken, or the system is not open.
+            TypeError: ``actor`` makes no actors.
             Exception: What the constructor or ``on_start`` raised.
         """
+        _check_maker(actor)
         name = self._open_core().choose_name(self._name, getattr(actor, "__name__", "actor"))
         cell = self._build(name, partial(actor, *args, **kwargs))
         await cell.start()
@@ -105,10 +107,12 @@ class Spawner:
 
         Raises:
             ConfigError: ``size`` is not positive, the name is taken, or the system is not open.
+            TypeError: ``actor`` makes no actors.
             Exception: The first that a constructor or ``on_start`` raised.
         """
         if size < 1:
             raise ConfigError(f"size is {size}: a group has at least one member")
+        _check_maker(actor)
         name = self._open_core().choose_name(self._name, getattr(actor, "__name__", "actor"))
         cells: list[Cell] = []
         for rank in range(size):
@@ -173,3 +177,11 @@ async def _end_all(name: str, cells: list[Cell]) -> None:
     for cell in cells:
         if cell.core.cells.get(cell.name) is cell:
             await cell.closed()
+
+
+def _check_maker(actor: object) -> None:
+    if not callable(actor) or (isinstance(actor, type) and not hasattr(actor, "__handlers__")):
+        raise TypeError(
+            f"what is to be spawned is {actor!r}: expected a class of actors, with what its constructor takes behind "
+            "it, as in spawn(Counter, 5)"
+        )

@@ -16,6 +16,10 @@ __all__ = ("FAILURE", "INTERRUPTED", "USAGE", "exit_code", "explain", "root_of",
 FAILURE = 1
 USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_MISSING = {
+    "--prompt": "a prompt is missing: give it as in --prompt 'Hello'; it is no positional argument",
+    "--model": "a model is missing: give it as in --model smollm2, or --model dummy, which needs no torch",
+}
 _USAGE_ERRORS = (CycloptsError, ConfigError, InvalidRequest, LinkRefused)
 
 
@@ -42,8 +46,8 @@ def _said(error: AexecError | CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
         return f"{words!r} belongs to no option: a prompt is given by --prompt, in quotes if it has several words"
-    if isinstance(error, MissingArgumentError) and error.argument is not None and error.argument.name == "--prompt":
-        return "a prompt is missing: give it as in --prompt 'Hello'; it is no positional argument"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return _MISSING.get(error.argument.name, str(error))
     return str(error)
 
 

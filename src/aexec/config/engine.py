@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aexec.config.checks import at_least, one_of
+from aexec.config.checks import at_least, one_of, whole
 
 __all__ = ("SchedulerConfig", "StructuredOutputConfig")
 
@@ -31,7 +31,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Refuse budgets below one."""
-        at_least(self, 1, "max_num_batched_tokens", "max_num_seqs", "max_num_waiting")
+        whole(self, 1, "max_num_batched_tokens", "max_num_seqs", "max_num_waiting")
         at_least(self, 0, "recovery_timeout")
 
 
@@ -67,4 +67,4 @@ class StructuredOutputConfig:
         """Refuse a library that is not known, and limits that nothing meets."""
         one_of(self, "backend", "llguidance", "xgrammar")
         at_least(self, 0.001, "compile_timeout", "mask_timeout")
-        at_least(self, 1, "max_bytes", "cache_size", "num_compilers", "max_num_compiling", "num_threads")
+        whole(self, 1, "max_bytes", "cache_size", "num_compilers", "max_num_compiling", "num_threads")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from aexec.config.checks import at_least, mapping, one_of, seconds, sequence_of_text
+from aexec.config.checks import at_least, mapping, one_of, seconds, sequence_of_text, whole
 from aexec.config.nodes import NodeOptions
 from aexec.config.parallel import ParallelConfig
 from aexec.config.ray import RayOptions
@@ -34,7 +34,7 @@ class Restart:
 
     def __post_init__(self) -> None:
         """Refuse windows and counts that mean nothing."""
-        at_least(self, 1, "max_restarts")
+        whole(self, 1, "max_restarts")
         at_least(self, 0, "within", "backoff")
 
 
@@ -134,7 +134,7 @@ class ExecutorConfig(RayOptions, NodeOptions):
         sequence_of_text(self, "env_allow", "env_extra", "env_deny", "preload")
         one_of(self, "env_precedence", "node", "driver")
         at_least(self, 0, "spin")
-        at_least(self, 1, "max_concurrent_steps")
+        whole(self, 1, "max_concurrent_steps")
         one_of(self, "on_timeout", "fail_call", "fail_executor")
         if isinstance(self.worker_extension, str | type):
             raise ConfigError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from aexec.config.checks import at_least
+from aexec.config.checks import at_least, whole
 from aexec.errors import ConfigError
 
 __all__ = ("CacheConfig", "KVConnectorConfig", "ModelConfig", "Offload")
@@ -33,11 +33,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse an empty name and a length without room for a prompt."""
+        if not isinstance(self.model, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for users without a type checker
+            raise ConfigError(f"ModelConfig.model is {self.model!r}: expected a name, or a path as text")
         if not self.model:
             raise ConfigError('ModelConfig.model is empty: expected "smollm2", "dummy", a directory or a GGUF file')
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(f"ModelConfig.dtype is {self.dtype!r}: expected auto, float32, bfloat16 or float16")
-        at_least(self, 2, "max_model_len")
+        whole(self, 2, "max_model_len")
 
 
 class KVConnectorConfig(Protocol):
@@ -74,7 +76,7 @@ class Offload:
 
     def __post_init__(self) -> None:
         """Refuse a limit that holds nothing."""
-        at_least(self, 1, "bytes")
+        whole(self, 1, "bytes")
         at_least(self, 0, "flush_timeout")
 
 
@@ -98,8 +100,14 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes below one; block 0 is the null block, so two are the least."""
-        at_least(self, 1, "block_size", "memory_bytes")
-        at_least(self, 2, "num_blocks")
+        whole(self, 1, "block_size", "memory_bytes")
+        whole(self, 2, "num_blocks")
+        sides = ("scheduler_side", "worker_side")
+        if self.connector is not None and not all(hasattr(self.connector, side) for side in sides):
+            raise ConfigError(
+                f"CacheConfig.connector (kv_connector= of an engine) is {self.connector!r}: expected settings such as "
+                "Offload(...), which name both sides of a connector"
+            )
         if self.connector is not None and not self.prefix_caching:
             raise ConfigError(
                 f"CacheConfig.connector (kv_connector= of an engine) is {self.connector!r} and prefix_caching is off: "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aexec.config.checks import at_least, seconds, sequence_of_text
+from aexec.config.checks import seconds, sequence_of_text, whole
 from aexec.errors import ConfigError
 
 __all__ = ("DEFAULT_ADDRESS", "DEFAULT_PORT", "NodeOptions")
@@ -53,8 +53,8 @@ class NodeOptions:
 
     def __post_init__(self) -> None:
         """Refuse what no set of nodes could be."""
-        at_least(self, 1, "nnodes")
-        at_least(self, 0, "node_rank", "master_port")
+        whole(self, 1, "nnodes")
+        whole(self, 0, "node_rank", "master_port")
         seconds(self, "node_timeout")
         sequence_of_text(self, "node_allow")
         if self.node_rank >= self.nnodes:

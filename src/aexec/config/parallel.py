@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aexec.config.checks import at_least
+from aexec.config.checks import whole
 from aexec.errors import ConfigError
 
 __all__ = ("ParallelConfig",)
@@ -28,7 +28,7 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes below one, and a partition of another number of stages."""
-        at_least(self, 1, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        whole(self, 1, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
         partition = self.pipeline_partition
         if partition is not None and (len(partition) != self.pipeline_parallel_size or min(partition) < 1):
             raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from aexec.config.checks import at_least, mapping, one_of, seconds
+from aexec.config.checks import mapping, one_of, seconds, whole
 from aexec.errors import ConfigError
 
 __all__ = ("DEVICES", "NEW_GROUP", "RayOptions")
@@ -79,7 +79,7 @@ class RayOptions:
         one_of(self, "placement_strategy", "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
         one_of(self, "ray_step_plane", "compiled_graph", "channel")
         one_of(self, "graph_transport", "auto", "nccl", "shm")
-        at_least(self, _LEAST_BUFFER, "graph_buffer_bytes")
+        whole(self, _LEAST_BUFFER, "graph_buffer_bytes")
         _check_names(self)
         _check_amounts(self)
         _check_bundles(self)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from aexec.config import CacheConfig, ExecutorConfig, ModelConfig
 from aexec.engine.text import Tokenizer
+from aexec.errors import ConfigError
 from aexec.executor.base import Executor
 
-__all__ = ("Assembly", "ModelText", "Progress")
+__all__ = ("Assembly", "ModelText", "Progress", "running_loop")
 
 
 class Progress(Protocol):
@@ -51,3 +53,15 @@ class Assembly(Protocol):
     def worker_kwargs(self, model: ModelConfig, cache: CacheConfig) -> Mapping[str, Any]:
         """What a model worker is to be constructed with."""
         ...
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop that an engine is opened on.
+
+    Raises:
+        ConfigError: It is none of asyncio's.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("engines run on asyncio, uvloop included; this is another kind of event loop") from None

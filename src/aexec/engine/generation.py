@@ -6,14 +6,15 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, Self
 
-from anyio import to_thread
+from anyio import BusyResourceError, to_thread
 
 from aexec.engine.stream import SampleStreams, TokenStream
 from aexec.engine.text import Tokenizer
-from aexec.errors import InvalidRequest
+from aexec.errors import InvalidRequest, QueueFull
 from aexec.messages.request import RequestOptions, SamplingParams, TokenChunk
+from aexec.messages.structured import short
 
-__all__ = ("Generation", "Submit", "prompt_token_ids")
+__all__ = ("Generation", "Submit", "check_request", "prompt_token_ids")
 
 _NOT_TOKENS: tuple[type, ...] = (bytes, Mapping)  # which can be iterated over, and mean something else
 _NO_OPTIONS = RequestOptions()
@@ -85,6 +86,7 @@ class Generation(AsyncIterator[TokenChunk]):
             RequestFailed: The model could not go on with it.
             RequestTimeout: It took longer than its timeout.
             RequestAborted: The engine was closed.
+            BusyResourceError: Another task is waiting here.
             AexecError: What ended the executor.
         """
         if self._is_over:
@@ -92,6 +94,8 @@ class Generation(AsyncIterator[TokenChunk]):
         try:
             stream = self._stream or await self._begin()
             chunk = await stream.get()
+        except BusyResourceError:  # another task reads it, and goes on
+            raise
         except BaseException:
             self._leave()
             raise
@@ -140,6 +144,21 @@ class Generation(AsyncIterator[TokenChunk]):
         return f"<Generation {self.request_id}: {state}>"
 
 
+def check_request(request_id: object, sampling: object, max_num_waiting: int) -> None:
+    """See what a request is asked with, for users without a type checker, before anything is made for it.
+
+    Raises:
+        InvalidRequest: One of these is something else.
+        QueueFull: Its samples are more than may ever wait.
+    """
+    if not isinstance(request_id, str):
+        raise InvalidRequest(f"request_id is {short(request_id)}: expected text, or None")
+    if not isinstance(sampling, SamplingParams | None):
+        raise InvalidRequest(f"sampling is {sampling!r}: expected SamplingParams(...)")
+    if sampling is not None and sampling.n > max_num_waiting:
+        raise QueueFull(request_id, max_num_waiting, num_samples=sampling.n)
+
+
 async def prompt_token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[object, ...]:
     """Token ids of a prompt, not checked yet; a long text takes a thread.
 
@@ -148,23 +167,18 @@ async def prompt_token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[ob
     """
     if not isinstance(prompt, str):
         if isinstance(prompt, _NOT_TOKENS) or not hasattr(prompt, "__iter__"):
-            raise InvalidRequest(f"the prompt is {_short(prompt)}: expected text or a sequence of token ids")
+            raise InvalidRequest(f"the prompt is {short(prompt)}: expected text or a sequence of token ids")
         return tuple(prompt)
     if not prompt:
         raise InvalidRequest("the prompt is an empty text: expected at least one character")
     if tokenizer is None:
         raise InvalidRequest(
-            f"the prompt is the text {_short(prompt)} and this model's directory has no tokenizer.json: pass token ids"
+            f"the prompt is the text {short(prompt)} and this model's directory has no tokenizer.json: pass token ids"
         )
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"the prompt {_short(prompt)} is no Unicode text ({error.reason})") from None
+        raise InvalidRequest(f"the prompt {short(prompt)} is no Unicode text ({error.reason})") from None
     if len(prompt) <= _LONG_TEXT:
         return tuple(tokenizer.encode(prompt))
     return tuple(await to_thread.run_sync(tokenizer.encode, prompt))
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,6 +13,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from os import PathLike, fspath
 from typing import Any, ClassVar, Literal, Self, cast
 
 from anyio import to_thread
@@ -28,10 +29,10 @@ from aexec.config import (
     SchedulerConfig,
     StructuredOutputConfig,
 )
-from aexec.engine.assembly import Assembly, ModelText, Progress
+from aexec.engine.assembly import Assembly, ModelText, Progress, running_loop
 from aexec.engine.completion import Completion, collect
 from aexec.engine.frontend import Frontend, start_driver
-from aexec.engine.generation import Generation
+from aexec.engine.generation import Generation, check_request
 from aexec.engine.operations import EngineOperations
 from aexec.engine.overlap import AsyncScheduling
 from aexec.engine.statistics import EngineStatistics
@@ -92,7 +93,7 @@ class AsyncLLM(EngineOperations):
 
     def __init__(
         self,
-        model: str,
+        model: str | PathLike[str],
         *,
         executor: str | ExecutorConfig | Executor | type[Any] | None = None,
         tensor_parallel_size: int = 1,
@@ -117,8 +118,9 @@ class AsyncLLM(EngineOperations):
         async_scheduling: bool | None = None,
         progress: Progress | None = None,
     ) -> None:
+        name = fspath(model) if isinstance(model, PathLike) else model
         self.model = ModelConfig(
-            model=model, dtype=dtype, device=device, max_model_len=max_model_len, allow_untested=allow_untested
+            model=name, dtype=dtype, device=device, max_model_len=max_model_len, allow_untested=allow_untested
         )
         self.cache = CacheConfig(
             block_size=block_size,
@@ -208,13 +210,13 @@ class AsyncLLM(EngineOperations):
 
         Raises:
             ExecutorClosed: The engine is not open.
-            InvalidRequest: ``sampling`` is something else.
+            InvalidRequest: ``sampling`` is something else, or another argument cannot be meant.
+            QueueFull: ``n`` alone is more than may ever wait.
         """
         frontend = self._opened()
-        if not isinstance(sampling, SamplingParams | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # for users without a type checker
-            raise InvalidRequest(f"sampling is {sampling!r}: expected SamplingParams(...)")
         if request_id is None:
             request_id = f"request-{next(self._numbers)}"
+        check_request(request_id, sampling, self.scheduling.max_num_waiting)
         options = RequestOptions(priority=priority, timeout=timeout, cache_salt=cache_salt)
         return Generation(frontend, request_id, prompt, sampling or SamplingParams(), options)
 
@@ -330,7 +332,7 @@ class AsyncLLM(EngineOperations):
         )
 
     async def _load_text(self) -> ModelText:
-        loop, is_cancelled = asyncio.get_running_loop(), False
+        loop, is_cancelled = running_loop(), False
 
         def progress(phase: str, done: float, total: float) -> None:
             if is_cancelled:  # a conversion ends here, in its own thread

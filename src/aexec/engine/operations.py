@@ -114,7 +114,7 @@ class EngineOperations(abc.ABC):
             CallTimeout: Requests run still; they go on, and nothing new is taken.
             ConfigError: ``timeout`` is no number of seconds.
         """
-        if timeout is not None and not timeout >= 0:
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"timeout of drain is {timeout!r}: expected seconds, or None for no limit")
         frontend = self._opened()
         try:

@@ -39,7 +39,7 @@ class WaitingQueue:
             QueueFull: They may not.
         """
         if len(self) + num_requests > self.limit:
-            raise QueueFull(request.request_id, self.limit)
+            raise QueueFull(request.request_id, self.limit, num_samples=num_requests)
 
     def push(self, request: Request) -> None:
         """Queue a request at its place, or aside."""

@@ -122,7 +122,7 @@ class TokenStream:
             if self._error is not None:
                 raise self._error
             if self._waiter is not None:
-                raise BusyResourceError(f"reading from the stream of request {self.request_id}")
+                raise BusyResourceError(f"reading the stream of request {self.request_id} from")
             self._waiter = waiter = asyncio.get_running_loop().create_future()
             try:
                 await waiter

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from os import PathLike
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from aexec.actor import ActorStatistics
@@ -20,10 +22,11 @@ from aexec.engine.llm import AsyncLLM, Prompt
 from aexec.engine.overlap import AsyncScheduling
 from aexec.engine.statistics import EngineStatistics
 from aexec.engine.text import Tokenizer
-from aexec.errors import ExecutorClosed
+from aexec.errors import ExecutorClosed, InvalidRequest
 from aexec.messages.lifecycle import ModelInfo
 from aexec.messages.operations import NamedTensors, PauseMode, WeightsReport
 from aexec.messages.request import RequestOptions, SamplingParams
+from aexec.messages.structured import short
 
 __all__ = ("LLM",)
 
@@ -46,7 +49,7 @@ class LLM:
 
     engine_class: ClassVar[type[AsyncLLM]] = AsyncLLM
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
         self._llm = self.engine_class(model, **settings)
         self._thread: _LoopThread | None = None
         self._closer: weakref.finalize[Any, Self] | None = None
@@ -103,11 +106,11 @@ class LLM:
 
         Raises:
             ExecutorClosed: The engine is not open.
-            ValueError: There are more or fewer sampling parameters than prompts.
+            InvalidRequest: There are more or fewer sampling parameters than prompts, or an argument is something else.
             AexecError: What ended the first request that failed; the others are aborted.
         """
         several = _as_several(prompts)
-        each = [sampling] * len(several) if sampling is None or isinstance(sampling, SamplingParams) else sampling
+        each = _one_for_each(sampling, len(several))
         options = RequestOptions(priority=priority, timeout=timeout, cache_salt=cache_salt)
         return self._run(self._complete_all(list(zip(several, each, strict=True)), options))
 
@@ -253,14 +256,24 @@ class _LoopThread:
     """A thread with an event loop, for as long as nobody stops it."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
         # A daemon, so that a program that forgot to close does not hang at its end before
         # the finalizer gets its turn.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run it on the loop and wait; an interrupt of the wait cancels it, and waits for its end."""
+        """Run it on the loop and wait; an interrupt of the wait cancels it, and waits for its end.
+
+        Raises:
+            ExecutorClosed: This is a fork of the process that has the thread.
+        """
+        if self.is_lost:
+            coroutine.close()
+            raise ExecutorClosed(
+                f"it was opened in process {self._pid}, and this is {os.getpid()}, a fork of it without its threads: "
+                "open one here"
+            )
         ended = threading.Event()
         future = asyncio.run_coroutine_threadsafe(_told(coroutine, ended), self._loop)
         try:
@@ -274,6 +287,11 @@ class _LoopThread:
         """End what still runs, then the loop and the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    @property
+    def is_lost(self) -> bool:
+        """True in a fork of the process that has it: nobody would ever answer there."""
+        return os.getpid() != self._pid
 
     @property
     def is_here(self) -> bool:
@@ -298,6 +316,8 @@ async def _told(coroutine: Coroutine[Any, Any, R], ended: threading.Event) -> R:
 
 
 def _close(llm: AsyncLLM, thread: _LoopThread) -> None:
+    if thread.is_lost:  # a fork ends, and the engine is not its own
+        return
     if thread.is_here:  # a finalizer runs wherever the last reference went
         thread.finish(llm.aclose())
         return
@@ -311,7 +331,29 @@ def _as_several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts from one prompt, or from several."""
     if isinstance(prompts, str):
         return [prompts]
+    if not hasattr(prompts, "__iter__"):
+        raise InvalidRequest(f"prompts is {short(prompts)}: expected a prompt, as text or token ids, or a list of them")
     several = list(prompts)
     if several and not isinstance(several[0], str) and not hasattr(several[0], "__iter__"):
         return [cast("Sequence[int]", several)]
     return cast("list[Prompt]", several)
+
+
+def _one_for_each(
+    sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams | None]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling] * num_prompts
+    each = list(sampling) if isinstance(sampling, Sequence) else [cast("Any", sampling)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    wrong = [one for one in each if not isinstance(one, SamplingParams | None)]
+    if wrong:
+        raise InvalidRequest(
+            f"sampling is or holds {short(wrong[0])}: expected SamplingParams(...) for all prompts, or a list with one "
+            "for each"
+        )
+    if len(each) != num_prompts:
+        raise InvalidRequest(
+            f"the list of sampling parameters is {'shorter' if len(each) < num_prompts else 'longer'} than that of "
+            f"prompts ({len(each)} and {num_prompts}): expected one for each, or SamplingParams(...) for all of them"
+        )
+    return each

@@ -176,7 +176,8 @@ class WrongLoop(ActorError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"actor system {self.system} belongs to {self.owner} and was used from {self.here}: "
-            "reach it with system.call_soon_threadsafe(), or open a system on this loop"
+            "open an engine, executor or system on the loop that uses it; another one's system is reached with "
+            "system.call_soon_threadsafe(), and an LLM from any thread"
         )
 
 

@@ -30,15 +30,28 @@ class QueueFull(RequestError):
         limit: How many may wait.
         what: They, and what they do.
         setting: Whose value the limit is.
+        num_samples: How many the request stands for; beyond the limit there is never room for it.
     """
 
     def __init__(
-        self, request_id: str, limit: int, what: str = "requests are waiting", setting: str = "max_num_waiting"
+        self,
+        request_id: str,
+        limit: int,
+        what: str = "requests are waiting",
+        setting: str = "max_num_waiting",
+        num_samples: int = 1,
     ) -> None:
-        super().__init__(request_id, limit, what, setting)
+        super().__init__(request_id, limit, what, setting, num_samples)
         self.request_id, self.limit, self.what, self.setting = request_id, limit, what, setting
+        self.num_samples = num_samples
 
     def __str__(self) -> str:
+        if self.num_samples > self.limit:
+            return (
+                f"request {self.request_id} was turned away: each of its n={self.num_samples} samples waits as one "
+                f"request, and at most {self.limit} may wait: ask for a lower n, or open the engine with a larger "
+                f"{self.setting}"
+            )
         return (
             f"request {self.request_id} was turned away, as {self.limit} {self.what} already: "
             f"send it again later, or open the engine with a larger {self.setting}"

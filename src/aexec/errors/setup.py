@@ -63,8 +63,9 @@ class OutOfMemory(AexecError, MemoryError):
         self.what, self.need_bytes, self.have_bytes, self.remedy = what, need_bytes, have_bytes, remedy
 
     def __str__(self) -> str:
-        need, have = self.need_bytes / 2**20, self.have_bytes / 2**20
-        return f"{self.what} needs {need:,.1f} MiB and {have:,.1f} MiB are available: {self.remedy}"
+        unit, name = (2**20, "MiB") if self.need_bytes >= 2**20 else (2**10, "KiB")
+        need, have = self.need_bytes / unit, self.have_bytes / unit
+        return f"{self.what} needs {need:,.1f} {name} and {have:,.1f} {name} are available: {self.remedy}"
 
 
 class PlacementFailed(AexecError, TimeoutError):

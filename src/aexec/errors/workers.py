@@ -178,7 +178,8 @@ class RemoteError(AexecError):
     traceback_text: str
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, {self.method}: {self.type_name}: {self.text}"
+        said = f": {self.text}" if self.text else ""
+        return f"rank {self.rank}, {self.method}: {self.type_name}{said}"
 
 
 class WorkerDied(AexecError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -66,10 +67,14 @@ def check_ranks(ranks: Sequence[int] | None, world_size: int) -> tuple[int, ...]
     """
     if ranks is None:
         return tuple(range(world_size))
-    chosen = tuple(sorted(ranks))
+    try:
+        chosen = tuple(sorted(map(operator.index, ranks)))
+    except TypeError:  # a single rank, or names of ranks
+        chosen = ()
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= rank < world_size for rank in chosen):
         raise ConfigError(
-            f"ranks is {list(ranks)}: expected distinct ranks from 0 to {world_size - 1}, at least one, or None for all"
+            f"ranks is {ranks!r}: expected distinct ranks from 0 to {world_size - 1}, at least one as in [0], "
+            "or None for all"
         )
     return chosen
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Collection, Mapping
+from numbers import Real
+from typing import Literal, TypeGuard
 
 import msgspec
 
 from aexec.errors import InvalidRequest
-from aexec.messages.structured import StructuredOutput
+from aexec.messages.structured import StructuredOutput, short
 
 __all__ = ("FinishReason", "RequestOptions", "SamplingParams", "TokenChunk", "TokenLogprobs")
 
@@ -74,27 +75,43 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        for name, (low, high, open_low) in _RANGES.items():
-            _check_range(name, getattr(self, name), low, high, open_low=open_low)
-        for name, low in _COUNTS.items():
-            _check_count(name, getattr(self, name), low)
-        for token, bias in self.logit_bias.items():
-            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
+        self._check_numbers()
+        self._check_ends()
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} is {short(getattr(self, name))}: expected True or False")
         if self.n > 1 and self.is_greedy:
             raise InvalidRequest(
                 f"n is {self.n} and temperature is 0, so that all samples would be the same: expected n=1, or a "
                 "temperature above 0"
             )
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise InvalidRequest(f"seed is {self.seed}: expected a signed integer of 64 bits")
         if not isinstance(self.structured, StructuredOutput | None):
-            raise InvalidRequest(f"structured is {self.structured!r}: expected StructuredOutput(...)")
+            raise InvalidRequest(f"structured is {short(self.structured)}: expected StructuredOutput(...)")
         if self.on_overflow not in {"refuse", "keep_last"}:
-            raise InvalidRequest(f'on_overflow is {self.on_overflow!r}: expected "refuse" or "keep_last"')
-        if any(not text for text in self.stop):
-            raise InvalidRequest("stop holds an empty text, which would end every request at once: leave it out")
+            raise InvalidRequest(f'on_overflow is {short(self.on_overflow)}: expected "refuse" or "keep_last"')
+
+    def _check_numbers(self) -> None:
+        for name, (low, high, open_low) in _RANGES.items():
+            _check_range(name, getattr(self, name), low, high, open_low=open_low)
+        for name, low in _COUNTS.items():
+            _check_count(name, getattr(self, name), low)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias is {short(self.logit_bias)}: expected a dict from token id to number")
+        for token, bias in self.logit_bias.items():
+            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
+        if self.seed is not None and not (_is_int(self.seed) and -(2**63) <= self.seed < 2**63):
+            raise InvalidRequest(f"seed is {short(self.seed)}: expected a signed integer of 64 bits, or None")
+
+    def _check_ends(self) -> None:
+        _check_series("stop", self.stop, "texts, as in stop=('END',)")
+        _check_series("stop_token_ids", self.stop_token_ids, "token ids, as in stop_token_ids=(2,)")
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise InvalidRequest(f"stop holds {short(text)}: expected texts; ids of tokens go into stop_token_ids")
+            if not text:
+                raise InvalidRequest("stop holds an empty text, which would end every request at once: leave it out")
 
     @property
     def is_greedy(self) -> bool:
@@ -122,8 +139,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot be meant."""
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise InvalidRequest(f"priority is {self.priority!r}: expected an integer, lower ones first")
-        if self.timeout is not None and not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise InvalidRequest(f"timeout is {self.timeout!r}: expected a positive number of seconds, or None")
+        if self.timeout is not None and not 0 < _to_float(self.timeout) < math.inf:
+            raise InvalidRequest(f"timeout is {short(self.timeout)}: expected a positive number of seconds, or None")
         if not isinstance(self.cache_salt, str | None):
             raise InvalidRequest(f"cache_salt is {self.cache_salt!r}: expected text, or None")
 
@@ -137,20 +154,45 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
 }
+# Collections that are not meant as a series.
+_ONE_VALUE: tuple[type, ...] = (str, bytes, Mapping)
 # By name: the least.
 _COUNTS: dict[str, int] = {"n": 1, "max_tokens": 1, "min_tokens": 0, "top_k": -1, "logprobs": 0, "prompt_logprobs": 0}
 
 
-def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    inside = (low < value if open_low else low <= value) and value <= high
-    if not (math.isfinite(value) and inside):
+def _check_range(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    number = _to_float(value)
+    inside = (low < number if open_low else low <= number) and number <= high
+    if not (math.isfinite(number) and inside):
         bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} is {value}: expected a finite number in {bracket}{low:g}, {high:g}]")
+        raise InvalidRequest(f"{name} is {short(value)}: expected a finite number in {bracket}{low:g}, {high:g}]")
 
 
-def _check_count(name: str, value: int | None, low: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-        raise InvalidRequest(f"{name} is {value!r}: expected an integer of at least {low}")
+def _check_count(name: str, value: object, low: int) -> None:
+    if value is not None and not (_is_int(value) and value >= low):
+        raise InvalidRequest(f"{name} is {short(value)}: expected an integer of at least {low}")
+
+
+def _check_series(name: str, value: object, expected: str) -> None:
+    """Of one text above all, each letter would be taken for an element."""
+    if not isinstance(value, tuple | list) and (isinstance(value, _ONE_VALUE) or not isinstance(value, Collection)):
+        raise InvalidRequest(f"{name} is {short(value)}: expected a tuple of {expected}")
+
+
+def _to_float(value: object) -> float:
+    """What is no number is NaN; what no float can hold is infinite. Numpy's numbers are welcome."""
+    if isinstance(value, float):
+        return value
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -64,12 +64,20 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
         value = getattr(self, kind)
         if kind == "choice":
             if isinstance(value, str) or not value or not all(isinstance(text, str) and text for text in value):
-                raise InvalidRequest(f"choice is {_short(value)}: expected one or more texts, none of them empty")
+                raise InvalidRequest(f"choice is {short(value)}: expected one or more texts, none of them empty")
         elif not isinstance(value, (str, Mapping) if kind == "json_schema" else str):
             expected = "a mapping or JSON text" if kind == "json_schema" else "a text"
-            raise InvalidRequest(f"{kind} is {_short(value)}: expected {expected}")
+            raise InvalidRequest(f"{kind} is {short(value)}: expected {expected}")
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def short(value: object) -> str:
+    """A value as an error repeats it, which may be anything that a request brought.
+
+    >>> short("a" * 100)[-8:]
+    'aaaaa...'
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"<{type(value).__name__} without a repr>"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

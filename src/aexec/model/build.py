@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import ConfigError, MissingExtra
 from aexec.model.base import LoadProgress, ModelRunner
@@ -43,7 +45,7 @@ def build_runner(
 
     Raises:
         MissingExtra: torch or ``transformers`` is not installed.
-        ConfigError: The layout is not possible.
+        ConfigError: The layout is not possible, or there is no such device.
     """
     samples = (tp_rank, pp_rank) == (0, pp_size - 1)  # the output rank, and no other
     if is_dummy(model_config.model):
@@ -63,11 +65,27 @@ def build_runner(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and max(tp_size * pp_size, num_local_ranks) > 1:
         device = _own_device(local_rank, torch.cuda.device_count())
+    _check_device(device, torch)
     stage = Stage(pp_rank, pp_size, partition)
     return TorchRunner(
         model_config, cache_config, stage=stage, tp_rank=tp_rank, tp_size=tp_size, samples=samples, device=device,
         num_sharers=num_local_ranks, progress=progress,
     )  # fmt: skip
+
+
+def _check_device(device: str, torch: Any) -> None:
+    """Before torch says it in words of its own, or in the middle of loading."""
+    try:
+        kind, place = torch.device(device).type, torch.device(device).index or 0
+    except (RuntimeError, TypeError):
+        kind, place = "", 0
+    if kind not in {"cpu", "cuda"}:
+        raise ConfigError(f"device is {device!r}: expected auto, cpu, cuda, or one of several as in cuda:0")
+    if kind == "cuda" and not (torch.cuda.is_available() and place < max(torch.cuda.device_count(), 1)):
+        raise ConfigError(
+            f"device is {device!r}, and torch {torch.__version__} sees {torch.cuda.device_count() or 'none'}: "
+            "take device='cpu', or look at CUDA_VISIBLE_DEVICES, at the driver, and at whether this torch was built for CUDA"
+        )
 
 
 def _own_device(local_rank: int, num_devices: int) -> str:

@@ -188,8 +188,10 @@ def wake_tags(tags: Iterable[str] | None) -> frozenset[str]:
     """
     if isinstance(tags, str):
         tags = (tags,)
+    if tags is not None and not hasattr(tags, "__iter__"):
+        raise ConfigError(f"tags of wake_up are {tags!r}: expected any of {', '.join(WAKE_TAGS)}, or None")
     wanted = frozenset(WAKE_TAGS if tags is None else tags)
-    unknown = sorted(wanted.difference(WAKE_TAGS))
+    unknown = sorted(map(str, wanted.difference(WAKE_TAGS)))
     if unknown or not wanted:
         raise ConfigError(f"tags of wake_up are {unknown or 'empty'}: expected any of {', '.join(WAKE_TAGS)}, or None")
     return wanted

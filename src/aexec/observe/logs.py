@@ -23,7 +23,7 @@ from structlog.typing import EventDict
 
 from aexec import environ
 
-__all__ = ("BoundLogger", "configure_logging", "get_logger")
+__all__ = ("BoundLogger", "configure_logging", "get_logger", "log_format")
 
 _ROOT = "aexec"
 
@@ -74,18 +74,30 @@ def configure_logging(level: str | None = None, form: str | None = None, stream:
         form: ``console``, ``json`` or ``auto``; None takes ``AEXEC_LOG_FORMAT``.
         stream: Where to, standard error by default.
     """
-    target: TextIO = stream or sys.stderr
-    form = form or environ.LOG_FORMAT.read()
-    if form == "auto":
-        form = "console" if target.isatty() else "json"
+    target = stream or sys.stderr
     handler = _Handler(target)
-    handler.setFormatter(_Json() if form == "json" else logging.Formatter(_CONSOLE, datefmt="%H:%M:%S"))
+    handler.setFormatter(
+        _Json() if log_format(target, form) == "json" else logging.Formatter(_CONSOLE, datefmt="%H:%M:%S")
+    )
     logger = logging.getLogger(_ROOT)
     for earlier in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
         logger.removeHandler(earlier)
     logger.addHandler(handler)
     logger.setLevel((level or environ.LOG_LEVEL.read()).upper())
     logger.propagate = False
+
+
+def log_format(stream: TextIO | None, form: str | None = None) -> str:
+    """``console`` or ``json``: what ``auto`` means for a stream; a daemon has none, or a closed one.
+
+    Args:
+        stream: Where records go.
+        form: As for :func:`configure_logging`.
+    """
+    form = form or environ.LOG_FORMAT.read()
+    if form != "auto":
+        return form
+    return "console" if stream is not None and not stream.closed and stream.isatty() else "json"
 
 
 _CONSOLE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"

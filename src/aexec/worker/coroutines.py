@@ -78,7 +78,7 @@ class AsyncCall:
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
             self._fail(self._failure(self.name, error))
         except BaseException:
-            self._fail(ActorStopped(self.name, "it was ended"))
+            self._fail(ActorStopped(self.name, "its own code raised CancelledError, or ended it"))
             raise
         else:
             reply, self._reply = self._reply, None

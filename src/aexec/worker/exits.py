@@ -31,5 +31,5 @@ def exit_code(fatal: BaseException) -> int:
 def flush_output() -> None:
     """Before an end that flushes nothing."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
             stream.flush()

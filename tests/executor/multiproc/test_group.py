@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -308,6 +309,16 @@ async def test_things_that_python_passes_over_on_its_path_do_no_harm(opening, mo
     for method in ("forkserver", "spawn"):
         async with opening(start_method=method) as executor:
             assert await executor.collective_rpc("echo", (1,)) == [1, 1]
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "closed"])
+async def test_a_driver_needs_no_standard_error(opening, monkeypatch, stream):
+    """A daemon has none, or has closed it: that is nothing to workers."""
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    async with opening() as executor:
+        assert await executor.collective_rpc("echo", (1,)) == [1, 1]
 
 
 async def test_launches_leave_no_answer_to_wait_for(opening):

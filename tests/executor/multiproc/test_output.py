@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import anyio
 import pytest
@@ -108,3 +109,22 @@ async def test_a_closed_standard_error_is_nobodys_failure(monkeypatch):
     forwarder("stderr")("rank 0 pid 1", "hello")
     monkeypatch.setattr("sys.stderr", None)
     forwarder("stderr")("rank 0 pid 1", "hello")
+
+
+class Closing:
+    """Ends the output that it was given, as code that makes a daemon of itself does."""
+
+    def __init__(self, context):
+        self.rank = context.rank
+
+    def close_output(self):
+        sys.stdout.close()
+        return self.rank
+
+
+async def test_a_worker_that_closed_its_output_ends_as_any_other(opening, capfd, caplog):
+    """It says nothing at its end: no traceback, and nothing in the log."""
+    async with opening(Closing, worker_output="stderr") as executor:
+        assert await executor.collective_rpc("close_output") == [0, 1]
+    assert capfd.readouterr().err == ""
+    assert [record.message for record in caplog.records if record.levelname != "INFO"] == []

@@ -10,6 +10,7 @@ from aexec import environ
 from aexec.config import ExecutorConfig
 from aexec.errors import ConfigError
 from aexec.messages.process import Launch
+from aexec.observe import log_format
 from aexec.transport import affordable_spin
 from aexec.transport.pickling import pickled
 from aexec.worker.context import WorkerContext
@@ -54,7 +55,7 @@ def launch_of(
         env=env or {},
         cpus=cpus,
         log_level=environ.LOG_LEVEL.read(),
-        log_format=_log_format(),
+        log_format=log_format(sys.stderr),
         spin=spin,
     )
 
@@ -83,8 +84,3 @@ def import_path() -> list[str]:
     """``sys.path``, as far as Python looks at it: objects of other kinds mean nothing there, and cannot travel."""
     entries: list[Any] = sys.path
     return [entry for entry in entries if isinstance(entry, str)]
-
-
-def _log_format() -> str:
-    form = environ.LOG_FORMAT.read()
-    return ("console" if sys.stderr.isatty() else "json") if form == "auto" else form

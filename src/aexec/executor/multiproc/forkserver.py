@@ -158,7 +158,8 @@ class ForkServer:
             traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # the worker's own code has closed it
+                    stream.flush()
             os._exit(code)
 
     def _ended(self, pidfd: int) -> None:
