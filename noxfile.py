@@ -1,4 +1,4 @@
-"""What CI runs: plain ``nox`` runs every session below but ``bench``, ``netns`` and ``nightly``, ``tests`` last.
+"""What CI runs: plain ``nox`` runs every session below but ``bench``, ``netns``, ``nightly`` and ``pythons``, ``tests`` last.
 
 Each session is correct alone, in an environment of its own; exact versions come from
 constraints.txt. The environments are virtualenv's with pip, on purpose: pip finds the
@@ -22,6 +22,27 @@ TYPED = ("src", "examples", "tests/typing/api.py", "noxfile.py")
 # What is converted stays in this folder, and no hub is asked for anything.
 HERE = {"AEXEC_CACHE_DIR": str(ROOT / ".nox" / "cache"), "HF_HUB_OFFLINE": "1"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
+LATER_PYTHONS = ("3.12", "3.13")
+# What cannot be run without torch and Ray.
+NEED_TORCH_OR_RAY = (
+    *(f"--ignore=tests/{folder}" for folder in ("model", "numerics", "parallel")),
+    "--ignore=tests/contracts/test_replicated.py",
+    "--ignore=tests/docs/test_launched.py",
+    "--ignore=tests/engine/connector/test_offload_engine.py",
+    "--ignore=tests/engine/replicated/test_external.py",
+    "--ignore=tests/engine/test_matrix.py",
+    "--ignore=tests/engine/test_operations_mp.py",
+    "--ignore=tests/engine/test_prefix_caching.py",
+    "--ignore=tests/executor/external/test_store.py",
+    "--ignore=tests/executor/ray/test_preflight.py",
+    "--ignore=tests/executor/ray/test_two_nodes.py",
+    "--ignore=tests/cli/test_launched.py",
+    "--ignore=tests/faults/test_external_death.py",
+    "--deselect=tests/cli/test_doctor.py::test_each_executor_says_what_it_is",
+    "--deselect=tests/faults/test_nodes_start.py::test_nodes_of_ipv6",
+    "--deselect=tests/faults/test_worker_death.py::test_ranks_in_a_collective_do_not_hide_an_error_or_a_death",
+    "--deselect=tests/worker/test_model_operations.py::test_torch_records_operators",
+)
 
 # Most of torch, transformers and Ray is never imported: what is, Python compiles then, once: not
 # again in each of hundreds of worker processes, as it would where it may not keep what it compiles.
@@ -151,6 +172,13 @@ def netns(session: nox.Session) -> None:
         "tests/numerics/test_nodes.py",
     )
     session.run("pytest", "tests/executor/ray/test_two_nodes.py", *ours, *session.posargs, env=apart)
+
+
+@nox.session(python=LATER_PYTHONS, default=False)
+def pythons(session: nox.Session) -> None:
+    """Run the tests that need neither torch nor Ray on later Pythons; ``nox -s pythons-3.13`` runs them on one."""
+    install(session, "cli,multinode,otel,structured,uvloop", "test")
+    session.run("pytest", "-m", "not ray", *NEED_TORCH_OR_RAY, *session.posargs)
 
 
 @nox.session

@@ -179,6 +179,29 @@ async def test_an_urgent_message_is_handled_while_a_handler_awaits(worker, gates
         gates.open("slow")
 
 
+def run_at_once(loop, coroutine, *, context, **options):
+    """Does with what awaits nothing what ``asyncio.eager_task_factory`` does, which came with Python 3.12."""
+    with pytest.raises(StopIteration):
+        context.run(coroutine.send, None)
+    return asyncio.Task(asyncio.sleep(0), loop=loop)
+
+
+@on_asyncio
+async def test_an_ask_may_be_answered_while_it_is_made(worker, gates):
+    """Where the loop's tasks are eager, an urgent message is handled before its asker awaits the reply."""
+    loop = asyncio.get_running_loop()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("slow"))
+        await gates.begun_all("slow")
+        loop.set_task_factory(run_at_once)
+        try:
+            assert await worker.ask(Ping(), timeout=1.0) == "pong"
+        finally:
+            loop.set_task_factory(None)
+        gates.open("slow")
+    assert gates.begun == ["slow", "ping"]
+
+
 async def test_an_urgent_message_goes_before_those_that_wait(worker, gates):
     """An urgent message is begun before normal ones that were sent earlier."""
     async with anyio.create_task_group() as tasks:

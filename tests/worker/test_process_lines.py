@@ -106,6 +106,12 @@ threading.Event().wait()
 
 def test_what_belongs_to_whoever_made_the_process_is_left_alone(foreign):
     """Its signal handlers, the signal that comes when its parent ends, and its import path, which only grows."""
+
+    def signal_of_the_parents_end(_):  # in here it travels by value: under `python -m pytest` this file is a module
+        number = ctypes.c_int(-1)
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+        return number.value
+
     driver = foreign(launch={"driver_pid": 0, "sys_path": ("/of/the/driver", sys.path[-1])})
     handlers = driver.value(driver.call(lambda _: [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT)]))
     assert "<lambda>" in handlers[0]
@@ -118,13 +124,6 @@ def test_what_belongs_to_whoever_made_the_process_is_left_alone(foreign):
     assert driver.value(driver.call("echo", 1)) == 1
     assert driver.ask(Shutdown(5.0)) is True
     assert "handled by whoever made it\n" in driver.process.stderr.read()
-
-
-def signal_of_the_parents_end(_):
-    """What ``prctl`` was told."""
-    number = ctypes.c_int(-1)
-    ctypes.CDLL(None).prctl(2, ctypes.byref(number))
-    return number.value
 
 
 def test_it_may_serve_on_any_thread(foreign):

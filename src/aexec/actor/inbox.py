@@ -66,8 +66,8 @@ class Inbox(abc.ABC):
         self.place: Place | None = None
         self._waiter: Promise[None] | None = None  # what the serving task awaits when there is nothing to do
 
-    def ask(self, message: Message[Any], timeout: Timeout) -> Envelope:
-        """Accept a message; the caller awaits ``envelope.reply``.
+    def ask(self, message: Message[Any], timeout: Timeout, reply: Promise[Any]) -> Envelope:
+        """Accept a message; the caller awaits ``reply``.
 
         Raises:
             ActorDied: It has ended, or ends.
@@ -75,8 +75,7 @@ class Inbox(abc.ABC):
             CallTimeout: The deadline is past already.
             UnhandledMessage: It has no handler for ``message``.
         """
-        core = self.core
-        envelope = self._letter(message, core.runtime.promise())
+        envelope = self._letter(message, reply)
         if envelope.chain:
             self.check_cycle(envelope.chain)
         if self.exit is not None:

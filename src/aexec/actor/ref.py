@@ -93,9 +93,8 @@ class Ref(Generic[A_co]):
             Exception: What the handler raised, with a note that names the actor.
         """
         cell = self._cell
-        envelope = cell.ask(message, timeout)
-        reply = envelope.reply
-        assert reply is not None
+        reply = cell.core.runtime.promise()
+        envelope = cell.ask(message, timeout, reply)  # may be over already, where tasks are eager
         try:
             result: R = await reply
         except BaseException:

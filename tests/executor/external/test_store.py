@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aexec.errors import ConfigError, RanksMissing
+from aexec.errors import ConfigError, MissingExtra, RanksMissing
 from aexec.executor.external.peers import Peers
 from aexec.executor.external.store import LauncherStore, TrainerStore, off_loop
 from aexec.parallel.layout import RankLayout
@@ -58,6 +59,14 @@ async def test_what_rank_0_tells_the_others_learn(port):
     for store in (first, other):
         store.close()
         store.close()
+
+
+async def test_without_torch_every_rank_names_the_extra(port, monkeypatch):
+    """Not rank 0 alone, for which the others would wait as long as a start may take."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for store in stores(port):
+        with pytest.raises(MissingExtra, match=r"needs the extra 'models' \(torch is not installed"):
+            await store.learn("key", PATIENCE)
 
 
 async def test_a_launcher_that_keeps_a_store_is_its_host(port):

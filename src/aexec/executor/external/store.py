@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import importlib.util
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,7 +23,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import tenacity
 
-from aexec.errors import ConfigError
+from aexec.errors import ConfigError, MissingExtra
 
 __all__ = ("LauncherStore", "TorchStore", "TrainerStore", "off_loop")
 
@@ -173,6 +174,8 @@ class LauncherStore(TorchStore):
         return f"<LauncherStore {self.host}:{self.port}, {self._scope}: {state}>"
 
     async def _open(self) -> Any:
+        if importlib.util.find_spec("torch") is None:  # else only rank 0 would say so, and the others wait for it
+            raise MissingExtra("backend 'external_launcher'", "models", "torch")
         if not self._serves:
             await self._answers()
         return await off_loop(self._connect, "store")
