@@ -67,6 +67,7 @@ async def test_an_executor_that_was_not_opened_says_how_to():
     opening = open_executor(ExecutorConfig(worker_cls=ProbeWorker))
     with pytest.raises(AttributeError, match=r"'collective_rpc' is asked of .* not open yet: .*await open_executor"):
         opening.collective_rpc("echo", (1,))
+    assert "not open yet: `executor = await open_executor(config)`" in repr(opening)
 
 
 async def test_several_ranks_have_a_process_each():

@@ -49,10 +49,22 @@ def test_memory_is_unknown_where_the_kernel_does_not_say(tmp_path: Path) -> None
     assert memory(tmp_path / "meminfo") == "2.0 GiB available of 4.0 GiB"
 
 
+def report_starts() -> list[str]:
+    """Return the sections of the report."""
+    return [line.split()[0] for line in report().splitlines() if not line.startswith(" ")]
+
+
 def test_the_report_names_what_a_bug_report_needs() -> None:
     """Version, Python, cores, memory, devices, models and extras, each on lines of its own."""
-    starts = [line.split()[0] for line in report().splitlines() if not line.startswith(" ")]
-    assert starts == ["aexec", "python", "cores", "memory", "devices", "models", "executors", "extras"]
+    assert report_starts() == ["aexec", "python", "cores", "memory", "devices", "models", "executors", "extras"]
+
+
+def test_what_takes_long_is_said_before_it_begins() -> None:
+    """Torch and Ray take seconds to import, and nobody should wonder."""
+    told: list[str] = []
+    report(told.append)
+    assert [line.split()[2].rstrip(",") for line in told] == report_starts()
+    assert "looking at devices, for which torch is imported" in told
 
 
 def test_each_executor_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

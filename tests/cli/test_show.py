@@ -8,7 +8,7 @@ import pytest
 from rich.progress import Progress
 
 from aexec.cli.answers import Answer
-from aexec.cli.show import InOrder, Loading, loading, places, summary, table
+from aexec.cli.show import InOrder, Loading, busy, loading, places, summary, table
 from aexec.messages.process import PHASES
 from aexec.observe import RequestFinished
 from aexec.worker.host import HOOKS
@@ -53,6 +53,18 @@ def test_several_prompts_are_written_one_after_the_other() -> None:
     assert out.getvalue().endswith("second!\n\n[3/3] z\nthird\n")
 
 
+def test_what_failed_before_it_began_has_no_heading() -> None:
+    """Its error says which it was; an answer without text that ends well has one."""
+    out = io.StringIO()
+    show = InOrder(["x", "y", "z"], out)
+    show(0, "", True)
+    show(1, "", True)
+    assert out.getvalue() == ""
+    show(2, "", False)
+    show(2, "", True)
+    assert out.getvalue() == "[3/3] z\n"
+
+
 def test_the_summary_counts_all_prompts_over_the_wall_clock() -> None:
     """Sixteen tokens of two prompts in two seconds are eight a second."""
     assert summary([finished("a", 6, 1.0), finished("b", 10, 2.0)], 2.0) == (
@@ -73,6 +85,18 @@ def test_a_pipe_sees_no_progress_bar(capsys: pytest.CaptureFixture[str]) -> None
         progress("weights", 1, 2)
         progress("weights", 2, 2)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_being_done_is_said_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """On standard error, for a report goes to standard output."""
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_terminal)))
+    with busy() as tell:
+        tell("looking at devices")
+    out, err = capsys.readouterr()
+    assert (out, "looking at devices" in err) == ("", is_terminal)
 
 
 OF_RAY = ("cluster", "placement", "actors", "environment", "connect", "step plane")

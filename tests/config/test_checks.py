@@ -24,6 +24,8 @@ from aexec.config import CacheConfig, ModelConfig, SchedulerConfig
         (SchedulerConfig, {"max_num_seqs": "3"}, "max_num_seqs is '3': expected an integer of at least 1"),
         (SchedulerConfig, {"recovery_timeout": "x"}, "recovery_timeout is 'x': expected at least 0"),
         (ModelConfig, {"model": 5}, "ModelConfig.model is 5: expected a name, or a path as text"),
+        (ExecutorConfig, {"arena_bytes": "1G"}, "arena_bytes is '1G': expected an integer of at least 65536"),
+        (ExecutorConfig, {"arena_bytes": 0}, "arena_bytes is 0: expected at least 65536"),
         (ExecutorConfig, {"step_timeout": "1"}, "step_timeout is '1': expected a positive number of seconds"),
         (Restart, {"max_restarts": "3"}, "max_restarts is '3': expected an integer of at least 1"),
     ],

@@ -15,7 +15,7 @@ import pytest
 
 from aexec import ExecuteModel, ExecutorConfig, open_executor
 from aexec.actor import Actor, ActorSystem, Message, handles
-from aexec.errors import AexecError, CallTimeout, ConfigError, ExecutorClosed, WrongLoop
+from aexec.errors import AexecError, CallTimeout, ConfigError, ExecutorClosed, UnknownMethod, WrongLoop
 from aexec.testing.workers import ProbeWorker, StepProbeWorker
 
 pytestmark = pytest.mark.anyio
@@ -34,6 +34,22 @@ async def test_an_executor_is_awaited_or_entered():
         await executor.collective_rpc("echo", (1,))
     async with probe() as other:
         assert other.world_size == 1
+
+
+async def test_a_closed_executor_is_not_entered():
+    """The block would run without workers; an executor is opened anew instead."""
+    executor = await probe()
+    await executor.close()
+    with pytest.raises(ExecutorClosed, match=r"open another one with `async with open_executor\(config\)`"):
+        async with executor:
+            raise AssertionError("it was entered")
+
+
+async def test_an_attribute_that_is_called_is_named_as_one():
+    """With the callable that reads it; it is found before anything is sent."""
+    async with probe() as executor:
+        with pytest.raises(UnknownMethod, match=r"attribute, which `lambda worker: worker\.context` reads"):
+            await executor.collective_rpc("context")
 
 
 async def test_an_executor_tells_where_it_stands():

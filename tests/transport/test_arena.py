@@ -53,6 +53,19 @@ def test_a_full_arena_says_who_fills_it(arena):
         assert words in str(error)
 
 
+@pytest.mark.parametrize("setting", ["ExecutorConfig.something", ""])
+def test_what_can_be_raised_is_named_and_what_cannot_is_not(setting):
+    """The remedy of an error is one that there is."""
+    arena = Arena(MIB, setting)
+    arena.lease(MIB // 2, ["rank 1 work"], "ExecuteModel")
+    with pytest.raises(ArenaFull) as held:
+        arena.lease(MIB, ["rank 1 work"], "ExecuteModel")
+    for error, otherwise in ((held.value, "copy what you keep"), (arena.too_large(2 * MIB), "send less at once")):
+        assert str(error).endswith(f"{otherwise}, or raise {setting}" if setting else otherwise)
+        assert f"({setting})" not in str(error) or setting
+    arena.close()
+
+
 def test_idle_segments_make_room_for_other_sizes(arena):
     """A limit is about what is in use: what was used once is given up for what is asked now."""
     for size in (3, 17, 30, 18, 31, 2):

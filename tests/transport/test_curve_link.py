@@ -212,6 +212,9 @@ async def test_what_waits_is_bounded_in_bytes():
             await there.next()
         here.link.send(Kind.MESSAGE, 2, "again")
         assert (await there.next()).value == "again"
+        here.link.limit_to(3 * MIB)
+        with pytest.raises(ArenaFull, match=r"3\.0 MiB of 3\.0 MiB"):
+            here.link.send(Kind.MESSAGE, 3, array)
 
 
 def send_many(link, value):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from aexec.config import ExecutorConfig
@@ -112,6 +114,20 @@ def test_an_unknown_method_is_named_with_those_there_are():
         host.target("scale")
     with pytest.raises(UnknownMethod):
         host.target("__init__")
+
+
+@pytest.mark.parametrize("name", ["scale", "offset"])
+def test_an_attribute_is_no_method_and_the_error_says_how_to_read_it(name):
+    """Whether it is the class's or the object's; the executor is told of them, and of properties, which do not run."""
+    host = construct()
+    with pytest.raises(
+        UnknownMethod, match=f"no method .{name}. but an attribute, which `lambda worker: worker.{name}`"
+    ):
+        host.target(name)
+    assert host.hello().attributes == ("context", "expensive", "offset", "scale")
+    with pytest.raises(UnknownMethod, match="no method 'nope'; it has add") as caught:
+        host.target("nope")
+    assert not pickle.loads(pickle.dumps(caught.value)).is_attribute
 
 
 def test_methods_may_be_made_up_by_the_worker():

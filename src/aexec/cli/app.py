@@ -16,6 +16,7 @@ import aexec
 from aexec.cli import failures, generation
 from aexec.cli.doctor import report
 from aexec.cli.options import EngineOptions, Flag, SamplingOptions, Texts
+from aexec.cli.show import busy
 from aexec.cli.worker import WorkerOptions
 from aexec.cli.worker import run as run_worker
 from aexec.observe import configure_logging
@@ -88,7 +89,9 @@ def worker(*, node: WorkerOptions = WorkerOptions(), debug: Flag = False) -> int
 @app.command
 def doctor() -> int:
     """Say what this machine can run, which extras are there, and how to get what is missing."""
-    print(report())
+    with busy() as told:
+        text = report(told)
+    print(text)
     return 0
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ _KINDS = {
     "external_launcher": "one rank, in this process, which torchrun or srun has started",
     "ray": "a process for each rank, on a Ray cluster",
 }
+_SLOW = {"devices": ", for which torch is imported", "executors": ", for which Ray is imported"}
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*?extra == ['\"](?P<extra>[^'\"]+)['\"]")
 
 
@@ -53,18 +54,27 @@ class Extra:
         return f"pip install 'aexec[{self.name}]'"
 
 
-def report() -> str:
-    """Return the whole report, a fact a line."""
-    sections = {
-        "aexec": [f"{aexec.__version__}, {Path(aexec.__file__).parent}"],
-        "python": [f"{platform.python_version()}, {platform.system()} {platform.machine()}"],
-        "cores": [f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"],
-        "memory": [memory()],
-        "devices": list(devices()),
-        "models": list(models()),
-        "executors": list(executors()),
-        "extras": list(extra_lines(extras())),
+def report(told: Callable[[str], None] | None = None) -> str:
+    """Return the whole report, a fact a line.
+
+    Args:
+        told: Told in words what is looked at next: torch and Ray take seconds to import.
+    """
+    questions: dict[str, Callable[[], Iterable[str]]] = {
+        "aexec": lambda: [f"{aexec.__version__}, {Path(aexec.__file__).parent}"],
+        "python": lambda: [f"{platform.python_version()}, {platform.system()} {platform.machine()}"],
+        "cores": lambda: [f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"],
+        "memory": lambda: [memory()],
+        "devices": devices,
+        "models": models,
+        "executors": executors,
+        "extras": lambda: extra_lines(extras()),
     }
+    sections: dict[str, list[str]] = {}
+    for name, answer in questions.items():
+        if told is not None:
+            told(f"looking at {name}{_SLOW.get(name, '')}")
+        sections[name] = list(answer())
     width = max(map(len, sections)) + 2
     return "\n".join(
         f"{name if index == 0 else '':{width}}{line}"

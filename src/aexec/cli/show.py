@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from aexec.cli.answers import Answer
 from aexec.executor.base import Executor
 
-__all__ = ("InOrder", "Loading", "loading", "places", "summary", "table")
+__all__ = ("InOrder", "Loading", "busy", "loading", "places", "summary", "table")
 
 _PHASES = {
     "cluster": "joining the Ray cluster",
@@ -65,19 +65,35 @@ def loading(model: str, *, quiet: bool = False) -> Generator[Loading]:
         yield Loading(progress, model)
 
 
+@contextmanager
+def busy() -> Generator[Callable[[str], None]]:
+    """Show on standard error what is being done, as it is told, while the block runs; a pipe sees nothing of it."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def tell(what: str) -> None:
+            progress.update(task, description=what, refresh=True)
+
+        yield tell
+
+
 class InOrder:
     """Streams several texts one after the other, though they come all at once.
 
     The first prompt that has not ended is written as its text comes; the text of later
-    ones is held until their turn.
+    ones is held until their turn. One that fails before it says anything has no heading.
     """
 
     def __init__(self, prompts: Sequence[str], out: TextIO) -> None:
         self._prompts, self._out = prompts, out
         self._held = ["" for _ in prompts]
+        self._began = [False for _ in prompts]
         self._ended = [False for _ in prompts]
-        self._turn = -1
-        self._has_text = False  # the prompt whose turn it is
+        self._turn = 0
+        self._has_text = self._has_heading = False  # the prompt whose turn it is
+        self._gap = ""
 
     def __repr__(self) -> str:
         """Return how far it is."""
@@ -86,24 +102,27 @@ class InOrder:
     def __call__(self, index: int, text: str, ended: bool) -> None:  # noqa: FBT001 - a callback's third fact
         """Take new text of prompt ``index``."""
         self._held[index] += text
+        self._began[index] = self._began[index] or bool(text) or not ended
         self._ended[index] = ended
-        if self._turn < 0:
-            self._next()
         while self._turn < len(self._prompts):
-            held, self._held[self._turn] = self._held[self._turn], ""
-            self._out.write(held)
-            self._has_text = self._has_text or bool(held)
+            if self._began[self._turn]:
+                self._write()
             if not self._ended[self._turn]:
                 break
-            self._out.write("\n" if self._has_text else "")
             self._next()
         self._out.flush()
 
+    def _write(self) -> None:
+        held, self._held[self._turn] = self._held[self._turn], ""
+        if len(self._prompts) > 1 and not self._has_heading:
+            self._out.write(f"{self._gap}[{self._turn + 1}/{len(self._prompts)}] {self._prompts[self._turn]}\n")
+        self._has_heading, self._gap = True, "\n"
+        self._has_text = self._has_text or bool(held)
+        self._out.write(held)
+
     def _next(self) -> None:
-        self._turn, self._has_text = self._turn + 1, False
-        if len(self._prompts) > 1 and self._turn < len(self._prompts):
-            gap = "\n" if self._turn else ""
-            self._out.write(f"{gap}[{self._turn + 1}/{len(self._prompts)}] {self._prompts[self._turn]}\n")
+        self._out.write("\n" if self._has_text else "")
+        self._turn, self._has_text, self._has_heading = self._turn + 1, False, False
 
 
 def summary(answers: Sequence[Answer], seconds: float) -> str:

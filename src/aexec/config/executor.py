@@ -73,6 +73,9 @@ class ExecutorConfig(RayOptions, NodeOptions):
         spin: Seconds that driver and workers poll for the next message before they sleep, while
             recent messages came as soon as that; whoever else wants the CPU gets it. None: 200
             microseconds, or 0 on a single CPU.
+        arena_bytes: Shared memory, in bytes, that each process may use at most for arrays on their way
+            and for those that a receiver still holds; none is taken before it is needed. To other
+            nodes, the size of a message.
         start_timeout: Seconds that a start may go without any progress of any rank.
         rpc_timeout: Default limit of ``collective_rpc``, seconds; None: no limit.
         step_timeout: Limit of a step, seconds; None: no limit.
@@ -106,6 +109,7 @@ class ExecutorConfig(RayOptions, NodeOptions):
     preload: Sequence[str] | None = None
     worker_output: Literal["stderr", "log", "none"] = "stderr"
     spin: float | None = None
+    arena_bytes: int = 1 << 30
     start_timeout: float = 600.0
     rpc_timeout: float | None = None
     step_timeout: float | None = 300.0
@@ -135,6 +139,7 @@ class ExecutorConfig(RayOptions, NodeOptions):
         one_of(self, "env_precedence", "node", "driver")
         at_least(self, 0, "spin")
         whole(self, 1, "max_concurrent_steps")
+        whole(self, 65536, "arena_bytes")
         one_of(self, "on_timeout", "fail_call", "fail_executor")
         if isinstance(self.worker_extension, str | type):
             raise ConfigError(

@@ -66,7 +66,7 @@ class ArenaFull(TransportError, MemoryError):
         need: Bytes that the value takes.
         free: Bytes that are free under the limit, or that the system would still give.
         limit: The limit in bytes.
-        setting: Name of the setting that bounds it.
+        setting: Name of the setting that bounds it; empty: there is none.
         reason: What is in the way, in words.
     """
 
@@ -76,7 +76,8 @@ class ArenaFull(TransportError, MemoryError):
 
     def __str__(self) -> str:
         need, free, limit = (f"{size / 2**20:,.1f} MiB" for size in (self.need, self.free, self.limit))
-        return f"a message needs {need} of shared memory and {free} of {limit} are free ({self.setting}): {self.reason}"
+        setting = f" ({self.setting})" if self.setting else ""
+        return f"a message needs {need} of shared memory and {free} of {limit} are free{setting}: {self.reason}"
 
 
 class MessageNotDecoded(TransportError):

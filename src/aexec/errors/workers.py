@@ -122,14 +122,22 @@ class UnknownMethod(AexecError, AttributeError):
         method: The name that was asked for.
         worker: The worker class.
         known: Methods that it has.
+        is_attribute: It has an attribute of that name.
     """
 
-    def __init__(self, method: str, worker: str, known: Sequence[str] = ()) -> None:
-        super().__init__(method, worker, tuple(known))
-        self.method, self.worker, self.known = method, worker, tuple(known)
+    def __init__(
+        self,
+        method: str,
+        worker: str,
+        known: Sequence[str] = (),
+        is_attribute: bool = False,  # noqa: FBT002 - errors travel by their arguments
+    ) -> None:
+        super().__init__(method, worker, tuple(known), is_attribute)
+        self.method, self.worker, self.known, self.is_attribute = method, worker, tuple(known), is_attribute
 
     def __str__(self) -> str:
-        return f"{self.worker} has no method {self.method!r}; it has {', '.join(self.known) or 'none'}"
+        hint = f" but an attribute, which `lambda worker: worker.{self.method}` reads" if self.is_attribute else ""
+        return f"{self.worker} has no method {self.method!r}{hint}; it has {', '.join(self.known) or 'none'}"
 
 
 class ExecutorClosed(AexecError):

@@ -218,7 +218,7 @@ class ExecutorActor(ExecutorLife):
             return Lane.ASYNC if inspect.iscoroutinefunction(method) else Lane.SYNC
         hello = self._generation.hellos[0]
         if method not in hello.methods and not hello.dynamic:
-            raise UnknownMethod(method, hello.worker, hello.public_methods)
+            raise UnknownMethod(method, hello.worker, hello.public_methods, method in hello.attributes)
         return Lane.ASYNC if hello.methods.get(method) else Lane.SYNC
 
     def _work(self, message: Message[R], work: Callable[[Operation], Awaitable[R]]) -> Deferred[R]:

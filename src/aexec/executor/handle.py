@@ -63,7 +63,13 @@ class ExecutorHandle(Operations):
         return repr(self._board)
 
     async def __aenter__(self) -> Self:
-        """Itself: it is open already."""
+        """Itself: it is open already.
+
+        Raises:
+            ExecutorClosed: It is closed.
+        """
+        if self._closing is not None:
+            raise ExecutorClosed("the executor is closed: open another one with `async with open_executor(config)`")
         return self
 
     async def __aexit__(

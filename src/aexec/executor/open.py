@@ -25,6 +25,12 @@ class Opening:
         self._start = start
         self._executor: Executor | None = None
 
+    def __repr__(self) -> str:
+        return (
+            "<an executor that is not open yet: `executor = await open_executor(config)`, or "
+            "`async with open_executor(config) as executor`>"
+        )
+
     def __await__(self) -> Generator[Any, Any, Executor]:
         """Open it."""
         return self._start().__await__()

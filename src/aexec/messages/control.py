@@ -26,6 +26,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
         worker: Name of the worker class.
         methods: Its methods; True for those that are ``async def``.
         dynamic: The class makes up methods with ``__getattr__``: an unlisted name may exist.
+        attributes: Names of what else it has, for people.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     methods: dict[str, bool]
     dynamic: bool = False
+    attributes: tuple[str, ...] = ()
 
     @property
     def public_methods(self) -> tuple[str, ...]:

@@ -159,6 +159,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
         init_method: Where ``torch.distributed`` meets, as in ``tcp://10.0.0.5:40123``.
         secret: What ranks prove to each other that they belong together; see ``WorkerContext.group_secret``.
         sys_path: The leader's ``sys.path``, as far as it exists here.
+        arena_bytes: The largest message to the leader; see ``ExecutorConfig``.
     """
 
     generation: int
@@ -169,6 +170,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     init_method: str
     secret: bytes = b""
     sys_path: tuple[str, ...] = ()
+    arena_bytes: int = 1 << 30
 
 
 class RankPhase(msgspec.Struct, frozen=True):

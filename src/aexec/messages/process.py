@@ -62,6 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         log_level: For ``aexec.observe.configure_logging``; empty: nothing is configured.
         log_format: Likewise: ``console`` or ``json``.
         spin: Seconds that the main thread polls its line before it sleeps.
+        arena_bytes: Shared memory that it may use at most; see ``ExecutorConfig``.
     """
 
     rank: int
@@ -75,6 +76,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = ""
     log_format: str = ""
     spin: float = 0.0
+    arena_bytes: int = 1 << 30
 
 
 class PhaseReached(msgspec.Struct, frozen=True):

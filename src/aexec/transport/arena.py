@@ -105,7 +105,7 @@ class Arena:
 
     Args:
         limit: Bytes at most.
-        setting: Where the limit comes from, for errors.
+        setting: Where the limit comes from, for errors; empty: nobody can change it.
         allocate: Where memory comes from.
     """
 
@@ -225,17 +225,25 @@ class Arena:
             self.segments.pop(number).close()
             self.epoch += 1
 
+    def too_large(self, need: int) -> ArenaFull:
+        """The error for what would not fit if nothing else were there."""
+        return ArenaFull(need, self.limit, self.limit, self.setting, f"send less at once{self._or_raise}")
+
+    @property
+    def _or_raise(self) -> str:
+        return f", or raise {self.setting}" if self.setting else ""
+
     def _full(self, need: int, why: str) -> ArenaFull:
         return ArenaFull(need, self.limit - self._blocks.used, self.limit, self.setting, why)
 
     def _whose(self) -> str:
         if not self._leases:
-            return "send less at once, or raise the limit"
+            return f"send less at once{self._or_raise}"
         oldest = _report(next(iter(self._leases.values())), time.monotonic())
         return (
             f"{len(self._leases)} messages are still in use by those who received them, the oldest for "
             f"{oldest.age:.3g} s ({oldest.what}, {oldest.nbytes} bytes, held by {', '.join(oldest.holders)}); "
-            "drop arrays when you are done with them, copy what you keep, or raise the limit"
+            f"drop arrays when you are done with them, copy what you keep{self._or_raise}"
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aexec.errors import ArenaFull
 from aexec.observe import get_logger
 from aexec.transport.arena import Arena, ArenaStatistics, HeldLease, Lease
 from aexec.transport.codec import Encoded, encode
@@ -21,6 +20,7 @@ from aexec.transport.segments import Allocate, memory_file
 __all__ = ("DEFAULT_LIMIT", "Holder", "Placed", "Sender", "Writer")
 
 DEFAULT_LIMIT = 1 << 30  # bytes
+SETTING = "ExecutorConfig.arena_bytes"
 OFF_LOOP = 4 << 20  # bytes; a longer copy is made on a thread, when it is for channels on a loop
 HELD_LONG = 60.0  # seconds after which views are reported
 TAKEN_OVER = 15e-6  # seconds; a send takes a third of it at most, and a peer's turn twice as much at least
@@ -99,13 +99,11 @@ class Writer:
 
     Args:
         limit: Bytes of shared memory at most; none are taken before they are needed.
-        setting: Name of the setting that ``limit`` comes from, for errors.
+        setting: Name of the setting that ``limit`` comes from, for errors; empty: nobody can change it.
         allocate: Where memory comes from.
     """
 
-    def __init__(
-        self, limit: int = DEFAULT_LIMIT, *, setting: str = "Writer.limit", allocate: Allocate = memory_file
-    ) -> None:
+    def __init__(self, limit: int = DEFAULT_LIMIT, *, setting: str = SETTING, allocate: Allocate = memory_file) -> None:
         self.arena = Arena(limit, setting, allocate=allocate)
         self._copier: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -115,6 +113,10 @@ class Writer:
     def __repr__(self) -> str:
         facts = self.statistics()
         return f"<Writer: {facts.leases} messages in use, {facts.used} of {facts.limit} bytes>"
+
+    def limit_to(self, limit: int) -> None:
+        """Use so many bytes at most from now on, as the driver says; what is in use stays."""
+        self.arena.limit = limit
 
     def encode(self, value: Any) -> Encoded:
         """Encode a value, once for any number of channels.
@@ -216,9 +218,7 @@ class Writer:
     def _place(self, encoded: Encoded, takers: Sequence[Sender]) -> Placed | None:
         limit = self.arena.limit
         if encoded.num_bytes > limit:  # on any kind of line, so that none takes what another refuses
-            raise ArenaFull(
-                encoded.num_bytes, limit, limit, self.arena.setting, "send less at once, or raise the limit"
-            )
+            raise self.arena.too_large(encoded.num_bytes)
         readers = [channel for channel in takers if channel.shares_memory]
         if not readers:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -107,6 +107,7 @@ class WorkerHost:
             worker=self.worker_name,
             methods=self.methods,
             dynamic=self.dynamic,
+            attributes=_attributes(self._worker, self.methods),
         )
 
     def target(self, method: str | Callable[..., Any]) -> Target:
@@ -119,7 +120,8 @@ class WorkerHost:
             return Target(name_of(method), partial(method, self._worker), inspect.iscoroutinefunction(method))
         found = None if method.startswith("__") else getattr(self._worker, method, None)
         if not callable(found):
-            raise UnknownMethod(method, self.worker_name, self.hello().public_methods)
+            hello = self.hello()
+            raise UnknownMethod(method, self.worker_name, hello.public_methods, method in hello.attributes)
         return Target(method, found, inspect.iscoroutinefunction(found))
 
     def target_of(self, message: CallMethod) -> Target:
@@ -193,3 +195,8 @@ def _methods(worker: Any) -> dict[str, bool]:
         if callable(function) and not name.startswith("__"):
             found[name] = inspect.iscoroutinefunction(function)
     return found
+
+
+def _attributes(worker: Any, methods: Container[str]) -> tuple[str, ...]:
+    """Names of what it has besides methods; no property runs."""
+    return tuple(name for name in dir(worker) if not name.startswith("_") and name not in methods)

@@ -129,6 +129,7 @@ def _be_worker(
     complete: Complete | None = None,
     is_ours: bool = True,
 ) -> int:
+    writer.limit_to(launch.arena_bytes)
     line.spin_for(launch.spin)
     rank = RankState(launch.rank)
     rank.has_queued = lambda: line.has_more or _has_bytes(sock)

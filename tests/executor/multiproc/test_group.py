@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import signal
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from aexec import CallTimeout, ConfigError, RemoteError, WorkerDied
-from aexec.errors import ChannelFull, ExecutorClosed, MessageNotPortable
+from aexec.errors import ArenaFull, ChannelFull, ExecutorClosed, MessageNotPortable
 from aexec.executor.multiproc.output import WorkerOutput, forwarder
 from aexec.executor.multiproc.process import WorkerProcess
 from aexec.executor.multiproc.spawn import Started
 from aexec.messages.step import ExecuteModel, StepId
 from aexec.testing.workers import ProbeError, ProbeWorker
+from aexec.transport import Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +41,10 @@ async def is_halted(pid):
 
 def what_closing_said(caplog):
     return [record.aexec["what"] for record in caplog.records if record.aexec.get("what")]
+
+
+def _limits_of_writers(_worker):
+    return [thing.statistics().limit for thing in gc.get_objects() if isinstance(thing, Writer)]
 
 
 # -- the end ---------------------------------------------------------------------------------
@@ -174,14 +180,21 @@ async def test_a_start_that_goes_on_is_not_cut_short(opening):
 
     class Loads(ProbeWorker):
         def load_model(self):
-            for done in range(20 if self.context.config.rpc_timeout is None else 1000):
-                self.context.progress("weights", min(done, 20), 20)
-                time.sleep(0.1)
+            stands = self.context.config.rpc_timeout is not None
+            for done in range(1000 if stands else 20):
+                self.context.progress("weights", min(done, 5) if stands else done, 20)
+                time.sleep(self._seconds / 20)
 
-    async with opening(Loads, start_timeout=1.5) as executor:
+    began = time.monotonic()
+    async with opening():
+        limit = max(1.5, 2 * (time.monotonic() - began))  # processes that are slow to come alive are no subject here
+    settings = {"start_timeout": limit, "worker_kwargs": {"seconds": limit * 4 / 3}}
+    began = time.monotonic()
+    async with opening(Loads, **settings) as executor:
+        assert time.monotonic() - began > limit
         assert await executor.collective_rpc("echo", (1,)) == [1, 1]
     with pytest.raises(CallTimeout) as caught:
-        async with opening(Loads, start_timeout=1.5, rpc_timeout=1.0, close_grace=0.1):
+        async with opening(Loads, **settings, rpc_timeout=1.0, close_grace=0.1):
             pass
     assert "rank 1 (pid" in "\n".join(caught.value.__notes__)
     assert "is at load_model" in "\n".join(caught.value.__notes__)
@@ -290,6 +303,34 @@ async def test_large_values_go_to_all_and_come_back(opening):
     async with opening() as executor:
         for found in await executor.collective_rpc("echo", (value,)):
             assert np.array_equal(found, value)
+
+
+@pytest.mark.parametrize("way", ["to the worker", "back"])
+async def test_the_memory_for_arrays_is_bounded_by_a_setting(opening, way):
+    """In both directions, and the error names it; what fits goes on."""
+    size = 5 << 20
+
+    def asked(worker):
+        return np.zeros(size, np.uint8)
+
+    async with opening(ranks=1, arena_bytes=4 << 20) as executor:
+        with pytest.raises(ArenaFull, match=r"send less at once, or raise ExecutorConfig\.arena_bytes") as caught:
+            await (
+                executor.collective_rpc("echo", (asked(None),))
+                if way == "to the worker"
+                else executor.collective_rpc(asked)
+            )
+        assert caught.value.limit == 4 << 20
+        (back,) = await executor.collective_rpc("echo", (np.ones(1 << 20, np.uint8),))
+        assert back.sum() == 1 << 20
+
+
+async def test_more_memory_for_arrays_than_usual_is_given_to_both_ends(opening):
+    """What the setting allows is allowed in the worker too."""
+    async with opening(ranks=1, arena_bytes=3 << 30) as executor:
+        assert executor._board.group._writer.statistics().limit == 3 << 30
+        (found,) = await executor.collective_rpc(_limits_of_writers)
+        assert found == [3 << 30]
 
 
 async def test_a_group_can_be_looked_at(opening):

@@ -151,6 +151,34 @@ async def test_a_server_that_hangs_is_killed_and_its_workers_with_it(server):
     assert not await server.process.close(0.05)
 
 
+async def too_many_at_once(server):
+    """Workers that are asked for while the server does not listen; there is no room for all requests."""
+    server.process._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    starting = [asyncio.ensure_future(server.start(rank)) for rank in range(12)]
+    await asyncio.sleep(0)
+    assert " requests wait>" in repr(server.process)
+    return starting
+
+
+async def test_more_workers_than_there_is_room_for_are_asked_for_in_turn(server):
+    """The loop is not held up, and each gets its own line, though the caller has closed its copies."""
+    starting = await too_many_at_once(server)
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert [rank for rank, _, _ in await asyncio.gather(*starting)] == list(range(12))
+    assert repr(server.process).endswith(": up>")
+
+
+async def test_requests_that_still_wait_go_with_the_server(server):
+    """Their descriptors are closed."""
+    starting = await too_many_at_once(server)
+    for each in starting:
+        each.cancel()
+    await asyncio.wait(starting)
+    await server.process.close(0.1)
+    assert repr(server.process).endswith(": gone>")
+
+
 async def test_a_server_that_is_killed_is_told(server):
     """It has not ended because we asked."""
     os.kill(server.process.pid, signal.SIGKILL)

@@ -21,6 +21,7 @@ _REMEDIES = {
     "preload": "import it in the script",
     "worker_output": "the launcher says where output goes",
     "spin": "no process waits for messages of another one's executor here",
+    "arena_bytes": "send less at once where the 1 GiB that there is does not do",
 }
 
 

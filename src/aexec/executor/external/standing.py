@@ -59,7 +59,7 @@ class Standing:
         self._rank, self._layout, self._check = rank, layout, check
         self._first = rank - rank % layout.replica_size
         self._hear, self._lost, self._full = hear, lost, full
-        self._writer = Writer()
+        self._writer = Writer(setting="")
         self._ways = Ways(
             rank, store, self._writer, host=host, heartbeat=heartbeat, on_frame=self._frame, on_gone=self._gone
         )

@@ -62,7 +62,7 @@ class LineGroup(WorkerGroup, Generic[RankT]):
         self._sink_replied = plan.sink.replied
         self._workers: list[RankT] = []
         self._greeting = Greeting(held)
-        self._writer = Writer()
+        self._writer = Writer(int(plan.config.arena_bytes))
         self._pairing = Pairing(self._writer)
         self._lines: list[LoopChannel] = []  # the work lines, once all ranks are there; in any order
         self._spin = spin

@@ -57,6 +57,7 @@ def launch_of(
         log_level=environ.LOG_LEVEL.read(),
         log_format=log_format(sys.stderr),
         spin=spin,
+        arena_bytes=int(place.config.arena_bytes),
     )
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -109,9 +110,11 @@ class ForkServerProcess:
         self._pidfd = -1
         self._gone = asyncio.Event()
         self._is_ready = False
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()  # requests, one for each rank at most, with own copies
 
     def __repr__(self) -> str:
-        return f"<ForkServerProcess pid {self.pid}: {'gone' if self._gone.is_set() else 'up'}>"
+        waiting = f", {len(self._waiting)} requests wait" if self._waiting else ""
+        return f"<ForkServerProcess pid {self.pid}: {'gone' if self._gone.is_set() else 'up'}{waiting}>"
 
     @property
     def pid(self) -> int:
@@ -194,9 +197,19 @@ class ForkServerProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _send(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send it, or as soon as there is room: it takes none while it imports or starts others."""
         if self._sock is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: that is told by itself
-                socket.send_fds(self._sock, [json.dumps(request).encode()], list(fds))
+            data = json.dumps(request).encode()
+            if self._waiting or not _put(self._sock, data, fds):
+                self._waiting.append((data, [os.dup(fd) for fd in fds]))
+                self._loop.add_writer(self._sock.fileno(), self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        while self._sock is not None and self._waiting and _put(self._sock, *self._waiting[0]):
+            _, fds = self._waiting.popleft()
+            _close_all(fds)
+        if self._sock is not None and not self._waiting:
+            self._loop.remove_writer(self._sock.fileno())
 
     def _read(self) -> None:
         while self._sock is not None:
@@ -229,7 +242,10 @@ class ForkServerProcess:
         sock, self._sock = self._sock, None
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
+            self._loop.remove_writer(sock.fileno())
             sock.close()
+        while self._waiting:
+            _close_all(self._waiting.popleft()[1])
 
     def _ended(self) -> None:
         """The process has ended: nothing of it is left but its exit status."""
@@ -244,6 +260,21 @@ class ForkServerProcess:
         self._gone.set()
         if unasked:
             self._told.server_lost()
+
+
+def _put(sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
+    """False: there is no room."""
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: that is told by itself
+            socket.send_fds(sock, [data], list(fds))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _signal_name(number: int) -> str:

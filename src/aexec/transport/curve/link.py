@@ -100,6 +100,10 @@ class NodeLink:
         """Send what ``Writer.encode`` gave; see :meth:`send`."""
         self.channel.send_encoded(kind, call, encoded)
 
+    def limit_to(self, limit: int) -> None:
+        """Send no message from now on that has more bytes."""
+        self._writer.limit_to(limit)
+
     async def flushed(self, timeout: float) -> None:
         """Wait until all that was sent is with ZMQ.
 

@@ -65,6 +65,9 @@ class Line:
     def send(self, kind, call, value=None, *, urgent=False):
         self._writer.send([self._channel], kind, call, value)
 
+    def limit_to(self, limit):
+        self._writer.limit_to(limit)
+
     async def flushed(self, timeout):
         await self._channel.flushed(timeout)
 

@@ -46,6 +46,10 @@ class NodeLink(Protocol):
         """
         ...
 
+    def limit_to(self, limit: int) -> None:
+        """Send no message from now on that has more bytes."""
+        ...
+
     async def flushed(self, timeout: float) -> None:
         """Wait until what was sent is on its way.
 
@@ -178,6 +182,7 @@ class NodeAgent(Actor):
         await self._stop_ranks(HASTE, in_haste=True)  # of a generation that the leader has given up
         if self._is_ending:
             return
+        self._link.limit_to(begin.arena_bytes)
         ranks = self._ranks = HostedRanks(begin, self._place, self.context, self._tell)
         self._told(f"starting {_names(ranks.ranks)} (generation {begin.generation})")
         news = await ranks.start()

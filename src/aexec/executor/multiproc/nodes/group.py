@@ -247,6 +247,7 @@ class NodesGroup(WorkerGroup):
                     init_method=reservation.init_method,
                     secret=secret,
                     sys_path=path,
+                    arena_bytes=int(plan.config.arena_bytes),
                 )
             )
         return starts

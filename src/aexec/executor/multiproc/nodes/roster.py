@@ -21,7 +21,7 @@ from aexec.executor.multiproc.nodes.join import objection, worker_command
 from aexec.executor.multiproc.nodes.ports import owner_of_port
 from aexec.messages.nodes import Dismissed, Join, Leaving, Refused, Welcome, packed, unpacked
 from aexec.observe import get_logger
-from aexec.transport import Frame, Kind
+from aexec.transport import Frame, Kind, Writer
 from aexec.transport.curve import CurveListener, NodeKey, NodeLink
 
 __all__ = ("JoinedNode", "NodeEvents", "Roster")
@@ -158,6 +158,7 @@ class Roster:
             self._joined,
             allow=tuple(config.node_allow),
             node_timeout=config.node_timeout,
+            writer=Writer(int(config.arena_bytes)),
         )
         try:
             listener.open()
