@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from aexec import LLM, AsyncLLM, SamplingParams
 from aexec.engine import sync
-from aexec.errors import CallTimeout, ConfigError, EngineDraining, ExecutorClosed, InvalidRequest
+from aexec.errors import CallTimeout, ConfigError, EngineDraining, ExecutorClosed, InvalidRequest, QueueFull
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
@@ -65,6 +66,22 @@ def test_arguments_of_another_type_are_refused_by_name(llm, prompts, sampling, s
     """Before anything runs."""
     with pytest.raises(InvalidRequest, match=said):
         llm.generate(prompts, sampling)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "error", "said"),
+    [
+        ({"max_tokens": 3}, InvalidRequest, r"sampling is {'max_tokens': 3}: expected SamplingParams"),
+        (SamplingParams(n=10**9), QueueFull, "each of its n=1000000000 samples"),
+    ],
+)
+def test_what_can_never_run_is_refused_without_a_wait(llm, sampling, error, said):
+    """While another request runs, whose place it would have to wait for."""
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(llm.complete, "a", SamplingParams(max_tokens=200))
+        with pytest.raises(error, match=said):
+            llm.complete("a", sampling)
+        assert other.result(30).finish_reason == "length"
 
 
 def test_a_bad_prompt_fails_the_call_with_its_own_error(llm):
@@ -184,7 +201,7 @@ print(code, llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
         (INTERRUPTED, "interrupted 0 length"),
         (FORGOTTEN, "length"),
         (NOTEBOOK, "length True"),
-        (FORKED, "a fork of it without its threads: open one here\n3 length"),
+        (FORKED, "a fork of it without its threads: make another LLM here\n3 length"),
     ],
     ids=["ctrl-c", "forgotten", "notebook", "forked"],
 )

@@ -48,6 +48,7 @@ def test_a_value_of_another_type_is_refused_where_it_is_given(given, message):
         {"stop_token_ids": np.array([1, 2])},
         {"temperature": np.float32(0.5)},
         {"top_p": 1},
+        {"seed": np.int64(5)},
     ],
 )
 def test_what_means_the_same_is_taken(given):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -99,6 +100,8 @@ def test_records_are_for_people_only_on_a_terminal():
     terminal, closed = io.StringIO(), io.StringIO()
     terminal.isatty = lambda: True
     closed.close()
+    tee = SimpleNamespace(isatty=lambda: True)
+    assert log_format(tee, "auto") == "console"
     assert [log_format(stream, "auto") for stream in (terminal, io.StringIO(), closed, None)] == [
         "console",
         *3 * ["json"],

@@ -199,6 +199,24 @@ def test_nobody_polls_on_a_single_cpu():
     assert (affordable_spin(0.001, 1), affordable_spin(0.001, 2)) == (0.0, 0.001)
 
 
+def test_a_wait_polls_once(quick):
+    """It may be asked for again and again, as by frames that are about memory; an announcement is another matter."""
+    assert (quick.budget(), quick.budget(again=True)) == (0.001, 0.0)
+    quick.announce()
+    assert (quick.budget(again=True), quick.budget(again=True)) == (0.001, 0.0)
+
+
+def test_a_wait_that_ends_without_a_frame_is_a_wait_too(channels):
+    """A thread that is only ever woken, or whose time is up, does not poll for ever because of a few quick frames once."""
+    left, _ = channels
+    left._spin = SpinPolicy(0.0005)
+    for _ in range(30):
+        left._spin.waited(0.0001)
+    for _ in range(20):
+        assert left.receive(0.002) is None
+    assert left._spin.budget() == 0.0
+
+
 class Crowd:
     """A clock, on which whoever gives way is let in again after ``turn`` seconds."""
 
@@ -245,6 +263,7 @@ def test_nobody_polls_where_somebody_else_computes(quick, crowd):
 def test_a_crowd_is_forgotten_where_polling_goes_well(quick, crowd):
     """One wait at a time; one that did not poll tells nothing."""
     assert [crowd.waits_after(quick, 0.006) for _ in range(3)] == [16, 32, 64]
+    quick.waited(0.002)  # too long to be caught by polling
     for _ in range(100):
         quick.waited(0.0001)
     quick.give_way(crowd.now - 1.0)

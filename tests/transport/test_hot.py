@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -66,3 +67,41 @@ async def test_the_cpu_is_given_away_when_all_is_sent_and_until_the_answers_are_
     with anyio.fail_after(5):
         await heard.enough.wait()
     assert heard == ["gave way", "gave way", "gave way", 0, 1]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of a window that takes no turns: a list of one number."""
+    now = [100.0]
+    monkeypatch.setattr("aexec.transport.hot.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(HotWindow, "_again", lambda _: None)
+    return now
+
+
+def test_all_that_is_asked_together_is_one_wait(hot, clock):
+    """A pause of 16 waits is 16 waits of the driver, however many ranks it asks in each."""
+    hot._policy.give_way(-1e9)
+    assert "does not poll for 16 waits" in repr(hot)
+    for left in range(15, 0, -1):
+        for _rank in range(8):
+            hot.asked()
+        for _rank in range(8):
+            hot.answered()
+        assert f"does not poll for {left} waits" in repr(hot)
+
+
+def test_an_answer_that_does_not_come_keeps_no_loop_awake(hot, clock):
+    """A call may take an hour: what is asked meanwhile tells how soon answers come, and what does not come counts too."""
+    for _ in range(20):
+        hot.asked()
+        hot.asked()
+        clock[0] += 0.001
+        hot.answered()
+        clock[0] += 60.0
+    assert hot._policy.budget() == 0.0
+    for _ in range(40):
+        hot.asked()
+        clock[0] += 0.001
+        hot.answered()
+        clock[0] += 60.0
+    assert hot._policy.budget() == 5.0

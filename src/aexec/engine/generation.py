@@ -154,7 +154,7 @@ def check_request(request_id: object, sampling: object, max_num_waiting: int) ->
     if not isinstance(request_id, str):
         raise InvalidRequest(f"request_id is {short(request_id)}: expected text, or None")
     if not isinstance(sampling, SamplingParams | None):
-        raise InvalidRequest(f"sampling is {sampling!r}: expected SamplingParams(...)")
+        raise InvalidRequest(f"sampling is {short(sampling)}: expected SamplingParams(...)")
     if sampling is not None and sampling.n > max_num_waiting:
         raise QueueFull(request_id, max_num_waiting, num_samples=sampling.n)
 

@@ -231,7 +231,7 @@ class LLM:
     async def _complete(
         self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions, request_id: str | None = None
     ) -> Completion:
-        async with self._room_for(sampling.n if sampling is not None else 1):
+        async with self._room_for(sampling):
             return await self._llm.complete(
                 prompt,
                 sampling,
@@ -242,9 +242,10 @@ class LLM:
             )
 
     @contextlib.asynccontextmanager
-    async def _room_for(self, num_samples: int) -> AsyncGenerator[None]:
-        """Places in the engine's queue, so that it turns away none of a long list."""
-        num_places = min(num_samples, self._llm.scheduling.max_num_waiting)
+    async def _room_for(self, sampling: object) -> AsyncGenerator[None]:
+        """Places in the engine's queue, so that it turns away none of a long list; what it refuses needs none."""
+        num_samples = sampling.n if isinstance(sampling, SamplingParams) else 1
+        num_places = num_samples if num_samples <= self._llm.scheduling.max_num_waiting else 0
         async with contextlib.AsyncExitStack() as places:
             async with self._door:  # one at a time, so that no two wait for each other's
                 for _ in range(num_places):
@@ -272,7 +273,7 @@ class _LoopThread:
             coroutine.close()
             raise ExecutorClosed(
                 f"it was opened in process {self._pid}, and this is {os.getpid()}, a fork of it without its threads: "
-                "open one here"
+                "make another LLM here"
             )
         ended = threading.Event()
         future = asyncio.run_coroutine_threadsafe(_told(coroutine, ended), self._loop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, TypeGuard
 
 import msgspec
@@ -101,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
-        if self.seed is not None and not (_is_int(self.seed) and -(2**63) <= self.seed < 2**63):
+        if self.seed is not None and not (_is_integral(self.seed) and -(2**63) <= self.seed < 2**63):
             raise InvalidRequest(f"seed is {short(self.seed)}: expected a signed integer of 64 bits, or None")
 
     def _check_ends(self) -> None:
@@ -138,11 +138,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise InvalidRequest(f"priority is {self.priority!r}: expected an integer, lower ones first")
+            raise InvalidRequest(f"priority is {short(self.priority)}: expected an integer, lower ones first")
         if self.timeout is not None and not 0 < _to_float(self.timeout) < math.inf:
             raise InvalidRequest(f"timeout is {short(self.timeout)}: expected a positive number of seconds, or None")
         if not isinstance(self.cache_salt, str | None):
-            raise InvalidRequest(f"cache_salt is {self.cache_salt!r}: expected text, or None")
+            raise InvalidRequest(f"cache_salt is {short(self.cache_salt)}: expected text, or None")
 
 
 # By name: the least, the most, and whether the least itself is refused.
@@ -189,6 +189,11 @@ def _to_float(value: object) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def _is_integral(value: object) -> bool:
+    """Seeds are often drawn by numpy."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -97,7 +97,8 @@ def log_format(stream: TextIO | None, form: str | None = None) -> str:
     form = form or environ.LOG_FORMAT.read()
     if form != "auto":
         return form
-    return "console" if stream is not None and not stream.closed and stream.isatty() else "json"
+    is_closed = stream is None or getattr(stream, "closed", False)  # what programs put in its place may lack that
+    return "console" if stream is not None and not is_closed and stream.isatty() else "json"
 
 
 _CONSOLE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"

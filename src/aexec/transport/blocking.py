@@ -92,15 +92,16 @@ class BlockingChannel:
             ChannelClosed: The peer is gone, and all that it sent was received.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        began = time.perf_counter()
+        began, has_polled = time.perf_counter(), False
         while True:
             if self._closed is not None:
                 raise self._again()
             if self._mappings.released:
                 self._give_back()
-            frame = self._take(self._link) if self._inbox.rest is not None else self._polled(began)
+            frame = self._take(self._link) if self._inbox.rest is not None else self._polled(began, again=has_polled)
             if frame is not None:
                 return frame
+            has_polled = True
             if self._dozing is not None and self._is_busy and timeout is None and not self._woken:
                 frame = self._take(self._dozing)
                 self._is_busy = frame is not None
@@ -108,6 +109,7 @@ class BlockingChannel:
                 frame = self._take(self._link)
                 self._is_busy = True
             else:
+                self._spin.waited(time.perf_counter() - began)
                 return None
             if frame is not None:
                 self._spin.waited(time.perf_counter() - began)
@@ -230,9 +232,9 @@ class BlockingChannel:
 
     # Receiving.
 
-    def _polled(self, began: float) -> Frame | None:
+    def _polled(self, began: float, *, again: bool) -> Frame | None:
         """Poll for as long as seems worth it; ``began``: when the wait did."""
-        budget = self._spin.budget()
+        budget = self._spin.budget(again=again)
         if not budget:
             return None
         now = time.perf_counter()

@@ -14,8 +14,9 @@ class HotWindow:
     """Keeps a loop awake for a moment while answers are about to come.
 
     It does so with a timer that is always due, so that everything else on the loop has its
-    turn, answers that are there before all, and yields the CPU each time. It is used while recent answers came within
-    the window, and costs nothing at other times.
+    turn, answers that are there before all, and yields the CPU each time. It is used while
+    recent answers came within the window, and costs nothing at other times. What is asked
+    within a window of the first is one wait, which ends with the last answer.
 
     Args:
         window: Seconds; 0: never.
@@ -23,9 +24,9 @@ class HotWindow:
 
     def __init__(self, window: float) -> None:
         self._policy = SpinPolicy(window)
-        self._missing = 0
-        self._asked = 0.0
-        self._until = 0.0
+        self._missing = 0  # of what was asked in this wait
+        self._asked = 0.0  # when it began
+        self._until = 0.0  # when its turns end
         self._turning = False
 
     def __repr__(self) -> str:
@@ -33,14 +34,19 @@ class HotWindow:
 
     def asked(self) -> None:
         """A message was sent that will be answered; on the loop."""
-        if not self._policy.limit:
+        limit = self._policy.limit
+        if not limit:
             return
         now = time.perf_counter()
-        if not self._missing:
-            self._asked = now
-        self._missing += 1
-        self._until = now + self._policy.budget()
-        if not self._turning and self._until > now:
+        if self._missing:
+            if now - self._asked < limit:
+                self._missing += 1
+                return
+            self._policy.waited(now - self._asked)  # for longer than is polled: what else is missing is not waited for
+        self._asked, self._missing = now, 1
+        budget = self._policy.budget()
+        self._until = now + budget
+        if budget and not self._turning:
             self._again()
 
     def unanswered(self, count: int) -> None:

@@ -56,18 +56,24 @@ class SpinPolicy:
         """A message is about to come."""
         self._announced = True
 
-    def budget(self) -> float:
-        """Seconds to poll now."""
+    def budget(self, *, again: bool = False) -> float:
+        """Seconds to poll now.
+
+        Args:
+            again: In a wait that has been asked for before: only if a message was announced since.
+        """
         announced, self._announced = self._announced, False
+        if again and not announced:
+            return 0.0
         if self._paused:
             self._paused -= 1
             return 0.0
         return self.limit if announced or self._mean < self.limit else 0.0
 
     def waited(self, seconds: float) -> None:
-        """A frame came after so long."""
+        """What was waited for came after so long, or has not come for as long."""
         self._mean += (min(seconds, LONG * self.limit) - self._mean) * WEIGHT
-        if self._pause > PAUSES[0] and not self._paused:
+        if self._pause > PAUSES[0] and not self._paused and seconds < self.limit:
             self._pause -= 1
 
     def give_way(self, now: float) -> float:

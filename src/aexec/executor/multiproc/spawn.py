@@ -201,15 +201,23 @@ class ForkServerProcess:
         if self._sock is not None:
             data = json.dumps(request).encode()
             if self._waiting or not _put(self._sock, data, fds):
-                self._waiting.append((data, [os.dup(fd) for fd in fds]))
+                self._waiting.append((data, _copies(fds)))
                 self._loop.add_writer(self._sock.fileno(), self._send_waiting)
 
     def _send_waiting(self) -> None:
-        while self._sock is not None and self._waiting and _put(self._sock, *self._waiting[0]):
-            _, fds = self._waiting.popleft()
-            _close_all(fds)
+        try:
+            while self._sock is not None and self._waiting and _put(self._sock, *self._waiting[0]):
+                _, fds = self._waiting.popleft()
+                _close_all(fds)
+        except OSError:  # it never can be sent, as with too many descriptors on their way: no worker will come
+            self._drop_waiting()
+            self.kill()
         if self._sock is not None and not self._waiting:
             self._loop.remove_writer(self._sock.fileno())
+
+    def _drop_waiting(self) -> None:
+        while self._waiting:
+            _close_all(self._waiting.popleft()[1])
 
     def _read(self) -> None:
         while self._sock is not None:
@@ -244,8 +252,7 @@ class ForkServerProcess:
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
             sock.close()
-        while self._waiting:
-            _close_all(self._waiting.popleft()[1])
+        self._drop_waiting()
 
     def _ended(self) -> None:
         """The process has ended: nothing of it is left but its exit status."""
@@ -270,6 +277,17 @@ def _put(sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _copies(fds: Sequence[int]) -> list[int]:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))  # noqa: PERF401 - those that were made are closed if one cannot be
+    except OSError:
+        _close_all(copies)
+        raise
+    return copies
 
 
 def _close_all(fds: Sequence[int]) -> None:
