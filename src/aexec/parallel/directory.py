@@ -22,7 +22,7 @@ from aexec.transport.handshake import Stranger
 
 __all__ = ("DirectoryMeeting",)
 
-_PAUSE = tenacity.wait_exponential(multiplier=0.01, max=0.25)  # seconds before it calls again
+_PAUSE = tenacity.wait_exponential(multiplier=0.01, exp_base=1.2, max=0.25)  # seconds before it calls again
 _ENTRY = struct.Struct("<H62s")  # port, address as text
 Address = tuple[str, int]
 NOWHERE: Address = ("", 0)  # of a stage that nobody calls

@@ -56,7 +56,7 @@ async def a_start_that_takes_too_long_names_the_phase(make: MakeExecutor) -> Non
     began = time.monotonic()
     async with make(ProbeWorker):
         took = time.monotonic() - began
-    limit = max(1.0, min(3.0, 10 * took), 2 * took)  # a start that is no slower than this one is in time
+    limit = max(2.0, min(3.0, 10 * took), 2 * took)  # a start that is no slower than this one is in time
     slow = {"hang_in": "load_model", "seconds": limit + 0.5}
     with raising(CallTimeout, "a start has a limit") as caught:
         async with make(ProbeWorker, worker_kwargs=slow, start_timeout=limit, close_grace=limit + 1.0):

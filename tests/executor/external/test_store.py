@@ -14,7 +14,7 @@ import pytest
 
 from aexec.errors import ConfigError, MissingExtra, RanksMissing
 from aexec.executor.external.peers import Peers
-from aexec.executor.external.store import LauncherStore, TrainerStore, off_loop
+from aexec.executor.external.store import PAUSE, LauncherStore, TrainerStore, off_loop
 from aexec.parallel.layout import RankLayout
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +59,17 @@ async def test_what_rank_0_tells_the_others_learn(port):
     for store in (first, other):
         store.close()
         store.close()
+
+
+def test_who_waits_looks_often_enough_for_a_start_that_has_little_time():
+    """A rank that came first sees the one that comes late, and a long wait costs four looks a second."""
+    waited, looks = 0.0, 0
+    while waited < 10.0:
+        looks += 1
+        pause = PAUSE(SimpleNamespace(attempt_number=looks))
+        assert 0.01 <= pause <= min(0.25, 0.01 + waited / 5 + 1e-9)
+        waited += pause
+    assert looks < 60
 
 
 async def test_without_torch_every_rank_names_the_extra(port, monkeypatch):

@@ -4,8 +4,9 @@ Under torchrun its agent keeps the store; where the launcher has none, rank 0 ma
 that has initialised ``torch.distributed`` has one already, and that is taken.
 
 Every operation here is a quick one: whoever waits for a value looks again, ever more rarely,
-while a start lasts. A wait within the store would hold the connection, which others of this process may
-share, and could not be cancelled.
+yet it loses no more by that than a fifth of what it has waited: a start may have little time.
+A wait within the store would hold the connection, which others of this process may share, and
+could not be cancelled.
 
 Source: torch 2.13, ``distributed/rendezvous.py``, ``_create_c10d_store`` (one server for all of
 a process), and ``distributed/distributed_c10d.py``, ``_get_default_store``.
@@ -25,11 +26,11 @@ import tenacity
 
 from aexec.errors import ConfigError, MissingExtra
 
-__all__ = ("LauncherStore", "TorchStore", "TrainerStore", "off_loop")
+__all__ = ("PAUSE", "LauncherStore", "TorchStore", "TrainerStore", "off_loop")
 
 _PREFIX: Final = "aexec"
 _OPERATION: Final = timedelta(seconds=5)  # for one of them; the thread that does it is left behind at worst so long
-_PAUSE = tenacity.wait_exponential(multiplier=0.01, max=0.25)  # seconds before it looks again
+PAUSE = tenacity.wait_exponential(multiplier=0.01, exp_base=1.2, max=0.25)  # seconds: a fifth of the time waited so far
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ class TorchStore(abc.ABC):
                 return bytes(store.get(key)) if store.check([key]) else None
 
             nothing = tenacity.retry_if_result(lambda found: found is None)
-            found: bytes | None = await tenacity.AsyncRetrying(retry=nothing, wait=_PAUSE)(off_loop, look, "store")
+            found: bytes | None = await tenacity.AsyncRetrying(retry=nothing, wait=PAUSE)(off_loop, look, "store")
             assert found is not None
             return found
 
@@ -183,7 +184,7 @@ class LauncherStore(TorchStore):
     async def _answers(self) -> None:
         """Wait until somebody listens there: torch tries that as well, and writes to stderr whenever nobody does."""
         refused = tenacity.retry_if_exception_type(OSError)
-        async for attempt in tenacity.AsyncRetrying(retry=refused, wait=_PAUSE, before_sleep=self._note):
+        async for attempt in tenacity.AsyncRetrying(retry=refused, wait=PAUSE, before_sleep=self._note):
             with attempt:
                 _, writer = await asyncio.open_connection(self.host, self.port)
                 writer.close()

@@ -15,7 +15,7 @@ import msgspec
 import tenacity
 
 from aexec.errors import MeetingFailed
-from aexec.executor.external.store import off_loop
+from aexec.executor.external.store import PAUSE, off_loop
 from aexec.executor.external.wire import PeerLine
 from aexec.transport import Frame, Writer
 from aexec.transport.dialing import MeetingPlace, dial
@@ -24,7 +24,7 @@ from aexec.transport.meeting import Meeting, new_secret, peer_pid
 __all__ = ("Store", "Ways")
 
 _ONE_TRY: Final = 5.0  # seconds for one visit to a place that may be an old one
-_PAUSE = tenacity.wait_exponential(multiplier=0.01, max=0.5) + tenacity.wait_random(0, 0.02)  # seconds before the next
+_PAUSE = PAUSE + tenacity.wait_random(0, 0.02)  # seconds before the next
 
 
 class Store(Protocol):
