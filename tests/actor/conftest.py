@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +28,25 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 def libuv_has_its_pipe() -> None:
     """Libuv opens one pipe with the first loop of a process, for good: before a test looks for leaks."""
     uvloop.new_event_loop().close()
+
+
+@contextmanager
+def _no_more_tasks() -> Iterator[None]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no more tasks")
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(refuse)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(None)
+
+
+@pytest.fixture
+def no_more_tasks() -> Any:
+    """Inside, the loop makes no task, as uvloop 0.23 does with Python 3.13.0's eager task factory."""
+    return _no_more_tasks
 
 
 @pytest.fixture

@@ -144,6 +144,27 @@ async def test_spawn_raises_what_the_start_raised(system, events, where):
     assert events == ([] if where == "constructor" else ["child starts", "child stops: stopped"])
 
 
+@on_asyncio
+async def test_spawn_raises_what_the_loop_raised_in_the_place_of_a_task(system, events, no_more_tasks):
+    """Nothing is left of the actor, and its name is free."""
+    place = system.using(name="it")
+    with no_more_tasks(), pytest.raises(RuntimeError, match="no more tasks"):
+        await place.spawn(Watched, events)
+    assert (system.statistics().actors, events) == (0, [])
+    assert await (await place.spawn(Watched, events)).ask(Ping()) == "pong"
+
+
+@on_asyncio
+async def test_a_task_of_its_own_that_the_loop_does_not_make_is_its_handlers_error(watched, no_more_tasks):
+    """The actor lives on, and ends as ever."""
+    ref, _ = watched
+    with no_more_tasks(), pytest.raises(RuntimeError, match="no more tasks"):
+        await ref.ask(Crash(), timeout=1.0)
+    assert await ref.ask(Ping()) == "pong"
+    with anyio.fail_after(5):
+        await ref.stop()
+
+
 async def test_wrong_arguments_are_the_spawners_error(system):
     """A constructor that is called wrongly raises its TypeError from spawn."""
     with pytest.raises(TypeError, match="missing 1 required positional argument"):

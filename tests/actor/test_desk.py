@@ -202,6 +202,35 @@ async def test_an_ask_may_be_answered_while_it_is_made(worker, gates):
     assert gates.begun == ["slow", "ping"]
 
 
+@on_asyncio
+async def test_a_message_for_which_the_loop_makes_no_task_fails(worker, gates, no_more_tasks):
+    """Its asker gets the error, its slot is free again, and the actor lives on."""
+    with no_more_tasks():
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="no more tasks") as caught:
+                await worker.ask(Parallel("a"), timeout=1.0)
+    assert caught.value.__notes__ == ["raised by actor worker while it handled Parallel"]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Parallel("b"))
+        tasks.start_soon(worker.ask, Parallel("c"))
+        await gates.begun_all("b", "c")
+        gates.open("b", "c")
+    assert (worker.statistics().failed, worker.statistics().in_hand) == (3, 0)
+
+
+@on_asyncio
+async def test_an_urgent_message_for_which_the_loop_makes_no_task_fails(worker, gates, no_more_tasks):
+    """It is not handled later either, and the next one is handled beside the handler in hand as ever."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.ask, Work("slow"))
+        await gates.begun_all("slow")
+        with no_more_tasks(), pytest.raises(RuntimeError, match="no more tasks"):
+            await worker.ask(Ping(), timeout=1.0)
+        assert await worker.ask(Ping(), timeout=1.0) == "pong"
+        gates.open("slow")
+    assert gates.begun == ["slow", "ping"]
+
+
 async def test_an_urgent_message_goes_before_those_that_wait(worker, gates):
     """An urgent message is begun before normal ones that were sent earlier."""
     async with anyio.create_task_group() as tasks:

@@ -8,7 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aexec.actor.runtime import Interrupted, describe_here, find_runtime
+from aexec.actor.finding import describe_here, find_runtime
+from aexec.actor.runtime import Interrupted
 
 pytestmark = pytest.mark.anyio
 

@@ -21,6 +21,7 @@ LIMITS = RequestLimits(vocab_size=100, max_model_len=16, num_token_slots=64, max
         ([-1], {}, r"prompt\[0\] is -1: expected a token id"),
         (["Hello"], {}, r"prompt\[0\] is 'Hello': expected a token id"),
         ([1, 2.5], {}, r"prompt\[1\] is 2.5: expected a token id"),
+        ([10**5000], {}, r"prompt\[0\] is <int without a repr>: expected a token id"),
         ([True], {}, r"prompt\[0\] is True: expected a token id"),
         ([1], {"stop_token_ids": (5, 500)}, r"stop_token_ids\[1\] is 500: expected a token id from 0 to 99"),
         ([1], {"logit_bias": {777: 1.0}}, r"logit_bias token\[0\] is 777: expected a token id"),

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from aexec.engine.completion import collect
+from aexec.engine.generation import Generation
 from aexec.engine.stream import SampleStreams, TokenStream
 from aexec.errors import RequestFailed
 from aexec.messages.request import SamplingParams, TokenLogprobs
@@ -63,28 +64,64 @@ async def test_a_waiting_reader_learns_of_a_failure_at_once():
         await reader
 
 
-async def test_a_stream_has_one_reader():
-    """A second one is told so, and the first is not disturbed."""
-    stream = TokenStream("a", 1)
-    reader = asyncio.create_task(stream.get())
-    await anyio.wait_all_tasks_blocked()
-    with pytest.raises(anyio.BusyResourceError, match="stream of request a"):
-        await stream.get()
-    stream.put("x", [1])
-    assert (await reader).text == "x"
-
-
-async def test_a_second_reader_of_a_request_leaves_it_to_the_first(engine):
+@pytest.mark.parametrize("samples", [1, 2])
+async def test_a_second_reader_of_a_request_leaves_it_to_the_first(engine, samples):
     """It is refused, and the request goes on to its end."""
     async with engine() as (llm, executor):
         executor.hold()
-        stream = llm.generate("a", SamplingParams(max_tokens=3), request_id="a")
+        stream = llm.generate("a", SamplingParams(max_tokens=3, n=samples), request_id="a")
         first = asyncio.create_task(collect(stream))
         await executor.held.wait()
-        with pytest.raises(anyio.BusyResourceError, match="already reading the stream of request a from"):
+        with (
+            anyio.fail_after(5),
+            pytest.raises(anyio.BusyResourceError, match="already reading the stream of request a from"),
+        ):
             await anext(stream)
         executor.release()
         assert len((await first).token_ids) == 3
+
+
+class SlowDriver:
+    """Turns a prompt into tokens once it may, and answers it at once."""
+
+    def __init__(self):
+        self.may_go = anyio.Event()
+        self.submitted = []
+
+    async def encode(self, prompt):
+        await self.may_go.wait()
+        return (1,)
+
+    async def submit(self, prompt, sampling, options, streams):
+        self.submitted.append(streams)
+        streams[0].put("x", [1])
+        streams[0].finish("length")
+
+
+async def test_a_second_reader_is_refused_while_the_prompt_is_still_being_encoded():
+    """It does not send the request a second time."""
+    driver = SlowDriver()
+    stream = Generation(driver, "a", "x" * 5000, SamplingParams())
+    first = asyncio.create_task(anext(stream))
+    await anyio.wait_all_tasks_blocked()
+    with anyio.fail_after(5), pytest.raises(anyio.BusyResourceError, match="already reading the stream of request a"):
+        await anext(stream)
+    driver.may_go.set()
+    assert (await first).text == "x"
+    assert len(driver.submitted) == 1
+
+
+async def test_a_request_that_is_left_while_its_prompt_is_encoded_never_begins():
+    """Nobody would read it."""
+    driver = SlowDriver()
+    stream = Generation(driver, "a", "x" * 5000, SamplingParams())
+    first = asyncio.create_task(anext(stream))
+    await anyio.wait_all_tasks_blocked()
+    await stream.aclose()
+    driver.may_go.set()
+    with pytest.raises(StopAsyncIteration):
+        await first
+    assert driver.submitted == []
 
 
 async def test_a_cancelled_wait_takes_nothing():

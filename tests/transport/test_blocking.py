@@ -177,18 +177,15 @@ def test_sending_waits_for_a_reader(channels):
 
 
 def test_a_thread_spins_only_when_it_pays():
-    """After an announcement, or while waits are short: never after a long wait, never without a budget."""
+    """While waits are short: never after a long wait, never without a budget."""
     spin = SpinPolicy(0.001)
     assert spin.budget() == 0.0
-    spin.announce()
-    assert (spin.budget(), spin.budget()) == (0.001, 0.0)
     for _ in range(30):
         spin.waited(0.0001)
     assert spin.budget() == 0.001
     spin.waited(3600.0)
     assert spin.budget() == 0.0
     none = SpinPolicy(0.0)
-    none.announce()
     none.waited(0.0)
     assert none.budget() == 0.0
     assert repr(spin).startswith("<SpinPolicy: 1000 us")
@@ -199,11 +196,32 @@ def test_nobody_polls_on_a_single_cpu():
     assert (affordable_spin(0.001, 1), affordable_spin(0.001, 2)) == (0.0, 0.001)
 
 
-def test_a_wait_polls_once(quick):
-    """It may be asked for again and again, as by frames that are about memory; an announcement is another matter."""
-    assert (quick.budget(), quick.budget(again=True)) == (0.001, 0.0)
-    quick.announce()
-    assert (quick.budget(again=True), quick.budget(again=True)) == (0.001, 0.0)
+@pytest.mark.parametrize("channels", [seqpacket_pair], indirect=True)
+def test_a_wait_polls_once(channels, monkeypatch):
+    """However many frames come in it that are about memory, and none that is to be received."""
+    left, right = channels
+    left.send(Kind.MESSAGE, 1, np.zeros(100_000))
+    assert right.receive(10).call == 1
+    gc.collect()
+    assert right.receive(0) is None  # the memory is given back by a frame of its own
+    asked = []
+    monkeypatch.setattr(left._spin, "budget", lambda: asked.append(left._inbox.received) or 0.0)
+    assert left.receive(0.01) is None
+    assert (asked, left._inbox.received) == ([0], 1)
+
+
+@pytest.mark.parametrize("limit", [0, 0.02])
+def test_nobody_polls_past_the_limit_of_his_wait(channels, limit):
+    """However long polling seems worth it: who asks for what is there gets it at once."""
+    left, right = channels
+    left._spin = SpinPolicy(3.0)
+    for _ in range(30):
+        left._spin.waited(0.0001)
+    began = time.monotonic()
+    assert left.receive(limit) is None
+    assert time.monotonic() - began < 2
+    right.send(Kind.MESSAGE, 7, "x")
+    assert left.receive(10).call == 7
 
 
 def test_a_wait_that_ends_without_a_frame_is_a_wait_too(channels):

@@ -63,6 +63,13 @@ def test_bytes_that_are_no_frame_are_refused_as_such(data, kind):
             assert parse(garbage).kind in Kind
 
 
+@pytest.mark.parametrize("number", [0, 6, 10, 255])
+def test_a_kind_that_nobody_sends_is_no_frame(number):
+    """No receiver has anything to do with it."""
+    with pytest.raises(BadFrame, match="and a kind"):
+        parse(pack(number, 0))
+
+
 @pytest.mark.parametrize("cut", [0, 1, 31, 33, 60])
 def test_a_frame_that_was_cut_is_none(cut):
     """Nothing is read past its end."""

@@ -264,7 +264,6 @@ async def test_a_hot_window_changes_nothing_but_time(make_peer):
 
     task = asyncio.create_task(other())
     for number in range(200):
-        peer.channel.send(Kind.PREWAKE, 0)
         assert (await peer.ask("echo", number)).value == number
     assert turns > 200
     task.cancel()

@@ -187,6 +187,7 @@ class ProcessDriver:
             "parent_pid": self.process.pid if self._under_shell else os.getpid(),
             "context": pickled(place),
             "sys_path": tuple(sys.path),
+            "arena_bytes": self._config.arena_bytes,
         }
         return Launch(**usual | self._launch)
 

@@ -7,7 +7,8 @@ from aexec.worker.bootstrap import environment, title
 
 
 def launch(**facts):
-    return Launch(**{"rank": 0, "local_world_size": 2, "driver_pid": 1, "context": b""} | facts)
+    usual = {"rank": 0, "local_world_size": 2, "driver_pid": 1, "context": b"", "arena_bytes": 1 << 20}
+    return Launch(**usual | facts)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from aexec.actor.events import Exited, Spawned
 from aexec.actor.lifecycle import ALIVE, OVER, TRANSITIONS, Exit, LifecycleEvent, LifecycleState
 from aexec.actor.logs import logger
 from aexec.actor.observed import Observed
-from aexec.actor.runtime import Interrupted, Promise, Section
+from aexec.actor.runtime import Interrupted, Promise, Section, start_in
 from aexec.actor.statistics import ActorStatistics
 from aexec.actor.supervision import Supervision, Trouble
 from aexec.actor.ward import Hosted
@@ -100,7 +100,7 @@ class Cell(Observed):
         """Start it; returns after ``on_start``.
 
         Raises:
-            Exception: What its constructor or ``on_start`` raised.
+            Exception: What its constructor or ``on_start`` raised, or the loop, which made no task for it.
         """
         now, started = here.get(), self.core.runtime.promise()
         callers, deadline = ((), None) if now is None else (now.callers, now.deadline)
@@ -108,7 +108,12 @@ class Cell(Observed):
         if isinstance(self.parent, Cell):
             self.parent.adopt(self)
         life = self._live(started, Origin(self, (*callers, self.address), deadline))
-        self._task = self.core.runtime.start(life, self.name)
+        try:
+            self._task = self.core.runtime.start(life, self.name)
+        except Exception as error:  # noqa: BLE001 - the loop makes no task; it is raised below
+            life.close()
+            self.broke(error)
+            self._be_over(started)
         try:
             await started
         except BaseException:  # when the spawner was cancelled, nobody has the ref
@@ -226,6 +231,7 @@ class Cell(Observed):
 
         Raises:
             ActorDied: It has ended, or ends.
+            Exception: The loop does not make a task.
         """
         if self.exit is not None:
             coroutine.close()
@@ -233,7 +239,7 @@ class Cell(Observed):
         if self.owned is None:
             self.owned = {}
         section = self.core.runtime.section()
-        self.start_in(self.owned, self._run_owned(coroutine, section), section, what)
+        start_in(self.owned, self.core.runtime, self._run_owned, coroutine, section, f"{self.name}/{what}")
         return section
 
     def side_ended(self) -> None:

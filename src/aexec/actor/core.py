@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aexec.actor.deadletters import DeadLetters
 from aexec.actor.deadlines import Deadlines
 from aexec.actor.events import ActorEvent
-from aexec.actor.runtime import Promise, Runtime, describe_here
+from aexec.actor.finding import describe_here
+from aexec.actor.runtime import Promise, Runtime
 from aexec.actor.tracing import Tracer
 from aexec.errors import ConfigError, WrongLoop
 from aexec.observe.hub import EventHub

@@ -20,9 +20,9 @@ from typing import Any, Final
 from aexec.actor.core import Core
 from aexec.actor.deferred import Deferred
 from aexec.actor.envelope import Envelope, Stage, here
-from aexec.actor.inbox import Inbox
+from aexec.actor.inbox import NOT_BEGUN, Inbox
 from aexec.actor.logs import logger
-from aexec.actor.runtime import Interrupted, Promise, Section
+from aexec.actor.runtime import Interrupted, Promise, Section, start_in
 from aexec.errors import ActorError, CallTimeout, MessageNotPortable, note
 
 __all__ = ("Desk",)
@@ -167,11 +167,12 @@ class Desk(Inbox):
     def _start_concurrent(self, first: Envelope) -> None:
         """Handle a ``concurrent=`` message that has taken a slot, and those held back behind it."""
         envelope: Envelope | None = first
-        while envelope is not None and not self._may_begin(envelope, self.core.now()):
+        while envelope is not None:
+            if self._may_begin(envelope, self.core.now()):
+                envelope.section = section = self.core.runtime.section()
+                if self._start_side(envelope, self._handle_aside(envelope, section), section, first.handler.name):
+                    return
             envelope = self.mailbox.release(first.handler)
-        if envelope is not None:
-            envelope.section = section = self.core.runtime.section()
-            self.start_side(self._handle_aside(envelope, section), section, first.handler.name)
 
     def _arrived(self, envelope: Envelope) -> None:
         if self._waiter is not None:
@@ -179,7 +180,8 @@ class Desk(Inbox):
         elif self._awaiting and not self._express and envelope.handler.lane == "urgent":
             self._express = True
             section = self.core.runtime.section()
-            self.start_side(self._handle_urgent(section), section, "urgent")
+            if not self._start_side(envelope, self._handle_urgent(section), section, "urgent"):
+                self._express = False
 
     async def _handle_aside(self, envelope: Envelope | None, section: Section) -> None:
         """A ``concurrent=`` message, and then those that were held back for its slot."""
@@ -208,18 +210,16 @@ class Desk(Inbox):
         finally:
             self._express = self._express_awaiting = False
 
-    def start_side(self, coroutine: Coroutine[Any, Any, None], section: Section, what: str) -> None:
-        """Run something beside the serving task; the actor ends after it."""
-        self.start_in(self.sides, self._run_side(coroutine, section), section, what)
-
-    def start_in(
-        self, tasks: dict[Section, object], coroutine: Coroutine[Any, Any, None], section: Section, what: str
-    ) -> None:
-        """Start a task that takes itself out of ``tasks``, which an eager one does before this returns."""
-        tasks[section] = None
-        task = self.core.runtime.start(coroutine, f"{self.name}/{what}")
-        if section in tasks:
-            tasks[section] = task
+    def _start_side(self, cause: Envelope, job: Coroutine[Any, Any, None], section: Section, what: str) -> bool:
+        """Run something beside the serving task; the actor ends after it. False: ``cause`` has failed for it."""
+        try:
+            start_in(self.sides, self.core.runtime, self._run_side, job, section, f"{self.name}/{what}")
+        except Exception as error:  # noqa: BLE001 - the loop makes no task: as if the handler had raised it
+            if cause.stage in NOT_BEGUN:
+                self.mailbox.discard(cause)
+            self._raised(cause, error)
+            return False
+        return True
 
     async def _run_side(self, coroutine: Coroutine[Any, Any, None], section: Section) -> None:
         try:

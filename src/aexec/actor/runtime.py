@@ -1,4 +1,4 @@
-"""What the actor core needs of an event loop, and which loop this is.
+"""What the actor core needs of an event loop; which one runs, ``finding`` tells.
 
 Two implementations: ``_asyncio`` (uvloop included), whose futures are the hot path, and
 ``_trio``. Neither enters a cancel scope or a task group in one task and leaves it in
@@ -8,8 +8,6 @@ fixture, a lifespan.
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -22,8 +20,7 @@ __all__ = (
     "Runtime",
     "Section",
     "TimerHandle",
-    "describe_here",
-    "find_runtime",
+    "start_in",
 )
 
 TIME_SLICE = 0.002  # seconds of handling after which other tasks get their turn
@@ -168,31 +165,35 @@ class Clock(Protocol):
         ...
 
 
-def find_runtime() -> Runtime:
-    """The runtime of the loop that runs here; never imports what is not running.
+def start_in(
+    tasks: dict[Section, object],
+    runtime: Runtime,
+    run: Callable[[Coroutine[Any, Any, Any], Section], Coroutine[Any, Any, None]],
+    coroutine: Coroutine[Any, Any, Any],
+    section: Section,
+    name: str,
+) -> None:
+    """Start a task that takes itself out of ``tasks``, which an eager one does before this returns.
+
+    Args:
+        tasks: Those that run, by their sections.
+        runtime: Where it runs.
+        run: What the task does: it awaits ``coroutine``, in ``section``, and takes itself out.
+        coroutine: Closed if there will be no task.
+        section: The task's own.
+        name: Of the task.
 
     Raises:
-        RuntimeError: No loop runs here.
+        Exception: The loop does not make a task, as with a task factory that raises; nothing is left behind.
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        from aexec.actor._trio import TrioRuntime
-
-        return TrioRuntime()
+    tasks[section] = None
+    life = run(coroutine, section)
     try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError("no event loop runs here: open an actor system from a coroutine") from None
-    from aexec.actor._asyncio import AsyncioRuntime
-
-    return AsyncioRuntime(loop)
-
-
-def describe_here() -> str:
-    """Names the loop that runs here, for error texts."""
-    try:
-        return str(find_runtime())
-    except RuntimeError:
-        import threading
-
-        return f"thread {threading.current_thread().name!r}, which runs no loop"
+        task = runtime.start(life, name)
+    except BaseException:
+        life.close()
+        coroutine.close()
+        tasks.pop(section, None)
+        raise
+    if section in tasks:
+        tasks[section] = task

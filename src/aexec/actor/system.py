@@ -13,9 +13,10 @@ from aexec.actor.absent import register, unregister
 from aexec.actor.core import Core
 from aexec.actor.envelope import here
 from aexec.actor.events import ActorEvent, DeadLettered
+from aexec.actor.finding import find_runtime
 from aexec.actor.logs import logger
 from aexec.actor.ref import Ref, ref_to
-from aexec.actor.runtime import Clock, find_runtime
+from aexec.actor.runtime import Clock
 from aexec.actor.spawner import Spawner
 from aexec.actor.statistics import SystemStatistics
 from aexec.actor.tracing import Tracer

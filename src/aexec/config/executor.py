@@ -12,7 +12,9 @@ from aexec.config.parallel import ParallelConfig
 from aexec.config.ray import RayOptions
 from aexec.errors import ConfigError
 
-__all__ = ("ExecutorConfig", "Restart")
+__all__ = ("DEFAULT_ARENA_BYTES", "ExecutorConfig", "Restart")
+
+DEFAULT_ARENA_BYTES = 1 << 30
 
 _WITHOUT_RAY = ("uni", "mp", "external_launcher")
 _WITHOUT_NODES = ("uni", "ray", "external_launcher")
@@ -75,7 +77,8 @@ class ExecutorConfig(RayOptions, NodeOptions):
             microseconds, or 0 on a single CPU.
         arena_bytes: Shared memory, in bytes, that each process may use at most for arrays on their way
             and for those that a receiver still holds; none is taken before it is needed. To other
-            nodes, the size of a message.
+            nodes, the size of a message. As many bytes may wait on a line for a peer that does not
+            read, before the next message is ``ChannelFull``.
         start_timeout: Seconds that a start may go without any progress of any rank.
         rpc_timeout: Default limit of ``collective_rpc``, seconds; None: no limit.
         step_timeout: Limit of a step, seconds; None: no limit.
@@ -109,7 +112,7 @@ class ExecutorConfig(RayOptions, NodeOptions):
     preload: Sequence[str] | None = None
     worker_output: Literal["stderr", "log", "none"] = "stderr"
     spin: float | None = None
-    arena_bytes: int = 1 << 30
+    arena_bytes: int = DEFAULT_ARENA_BYTES
     start_timeout: float = 600.0
     rpc_timeout: float | None = None
     step_timeout: float | None = 300.0

@@ -12,6 +12,7 @@ import msgspec
 from aexec.engine.request import Request, RequestStatus
 from aexec.errors import InvalidRequest
 from aexec.messages.request import RequestOptions, SamplingParams
+from aexec.messages.structured import short
 
 __all__ = ("RequestLimits", "check_token_ids", "make_request")
 
@@ -103,7 +104,7 @@ def check_token_ids(what: str, token_ids: Iterable[object], vocab_size: int) -> 
             token_id = -1
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"{what}[{place}] is {value!r}: expected a token id from 0 to {vocab_size - 1}, "
+                f"{what}[{place}] is {short(value)}: expected a token id from 0 to {vocab_size - 1}, "
                 "as the model's tokenizer gives them"
             )
         checked.append(token_id)

@@ -68,7 +68,7 @@ class Generation(AsyncIterator[TokenChunk]):
         self.request_id = request_id
         self._driver, self._prompt, self._sampling, self._options = driver, prompt, sampling, options
         self._stream: TokenStream | SampleStreams | None = None
-        self._is_over = self._is_patient = False
+        self._is_over = self._is_patient = self._is_read = False
 
     def merged(self) -> Self:
         """Itself, before it begins: what comes is kept back to the end, which spares a wake-up for each token."""
@@ -91,14 +91,17 @@ class Generation(AsyncIterator[TokenChunk]):
         """
         if self._is_over:
             raise StopAsyncIteration
+        if self._is_read:  # and whoever reads it goes on
+            raise BusyResourceError(f"reading the stream of request {self.request_id} from")
+        self._is_read = True
         try:
             stream = self._stream or await self._begin()
             chunk = await stream.get()
-        except BusyResourceError:  # another task reads it, and goes on
-            raise
         except BaseException:
             self._leave()
             raise
+        finally:
+            self._is_read = False
         self._is_over = stream.is_taken
         return chunk
 
@@ -116,6 +119,8 @@ class Generation(AsyncIterator[TokenChunk]):
 
     async def _begin(self) -> TokenStream | SampleStreams:
         prompt = await self._driver.encode(self._prompt)
+        if self._is_over:  # it was left meanwhile
+            raise StopAsyncIteration
         streams = tuple(TokenStream(self.request_id, len(prompt), index) for index in range(self._sampling.n))
         for each in streams:
             each.is_patient = self._is_patient

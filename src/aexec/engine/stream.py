@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from anyio import BusyResourceError
-
 from aexec.engine.text import TokenDecoder
 from aexec.messages.request import FinishReason, TokenChunk, TokenLogprobs
 
@@ -115,14 +113,11 @@ class TokenStream:
         """All that is new; waits until something is.
 
         Raises:
-            BusyResourceError: Another task is waiting here.
             Exception: What ended the request.
         """
         while not self._pending:
             if self._error is not None:
                 raise self._error
-            if self._waiter is not None:
-                raise BusyResourceError(f"reading the stream of request {self.request_id} from")
             self._waiter = waiter = asyncio.get_running_loop().create_future()
             try:
                 await waiter

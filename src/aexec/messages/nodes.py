@@ -170,7 +170,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     init_method: str
     secret: bytes = b""
     sys_path: tuple[str, ...] = ()
-    arena_bytes: int = 1 << 30
+    arena_bytes: int
 
 
 class RankPhase(msgspec.Struct, frozen=True):

@@ -76,7 +76,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = ""
     log_format: str = ""
     spin: float = 0.0
-    arena_bytes: int = 1 << 30
+    arena_bytes: int
 
 
 class PhaseReached(msgspec.Struct, frozen=True):

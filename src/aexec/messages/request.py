@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
-from typing import Literal, TypeGuard
+from typing import Literal, SupportsIndex, TypeGuard, cast
 
 import msgspec
 
@@ -98,15 +99,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(f"logit_bias is {short(self.logit_bias)}: expected a dict from token id to number")
         for token, bias in self.logit_bias.items():
-            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+            _check_range(f"logit_bias[{short(token)}]", bias, -100.0, 100.0)
+        _check_ids("logit_bias", self.logit_bias)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}")
-        if self.seed is not None and not (_is_integral(self.seed) and -(2**63) <= self.seed < 2**63):
+        if self.seed is not None and not (_is_integral(self.seed) and -_BEYOND <= self.seed < _BEYOND):
             raise InvalidRequest(f"seed is {short(self.seed)}: expected a signed integer of 64 bits, or None")
 
     def _check_ends(self) -> None:
         _check_series("stop", self.stop, "texts, as in stop=('END',)")
         _check_series("stop_token_ids", self.stop_token_ids, "token ids, as in stop_token_ids=(2,)")
+        _check_ids("stop_token_ids", self.stop_token_ids)
         for text in self.stop:
             if not isinstance(text, str):
                 raise InvalidRequest(f"stop holds {short(text)}: expected texts; ids of tokens go into stop_token_ids")
@@ -154,6 +157,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
 }
+# What no signed integer of 64 bits holds: the model's arrays have such ones, and the wire.
+_BEYOND = 2**63
 # Collections that are not meant as a series.
 _ONE_VALUE: tuple[type, ...] = (str, bytes, Mapping)
 # By name: the least.
@@ -169,14 +174,25 @@ def _check_range(name: str, value: object, low: float, high: float, *, open_low:
 
 
 def _check_count(name: str, value: object, low: int) -> None:
-    if value is not None and not (_is_int(value) and value >= low):
-        raise InvalidRequest(f"{name} is {short(value)}: expected an integer of at least {low}")
+    if value is not None and not (_is_int(value) and low <= value < _BEYOND):
+        raise InvalidRequest(f"{name} is {short(value)}: expected an integer of at least {low}, and below 2**63")
 
 
 def _check_series(name: str, value: object, expected: str) -> None:
     """Of one text above all, each letter would be taken for an element."""
     if not isinstance(value, tuple | list) and (isinstance(value, _ONE_VALUE) or not isinstance(value, Collection)):
         raise InvalidRequest(f"{name} is {short(value)}: expected a tuple of {expected}")
+
+
+def _check_ids(name: str, token_ids: Iterable[object]) -> None:
+    """Refuse what is no token id of any vocabulary; which ones the model has, the engine knows."""
+    for value in token_ids:
+        try:
+            is_id = not isinstance(value, bool) and abs(operator.index(cast("SupportsIndex", value))) < _BEYOND
+        except TypeError:
+            is_id = False
+        if not is_id:
+            raise InvalidRequest(f"{name} holds {short(value)}: expected token ids, which are integers below 2**63")
 
 
 def _to_float(value: object) -> float:

@@ -26,7 +26,6 @@ from aexec.transport.writer import Placed, Writer
 __all__ = ("BlockingChannel",)
 
 
-PREWAKE = Kind.PREWAKE  # looked up once
 DOZE = 0.02  # seconds after a frame in which the next one is waited for in its own system call, and no bell is heard
 
 
@@ -37,8 +36,7 @@ class BlockingChannel:
         sock: One end of ``seqpacket_pair()`` or ``stream_pair()``; the channel owns it.
         writer: This process's writer.
         name: For people, as in ``driver work``.
-        spin: Seconds that ``receive`` polls before it sleeps, when recent waits were short
-            or the peer announced a message (``Kind.PREWAKE``); 0: never.
+        spin: Seconds that ``receive`` polls before it sleeps, when recent waits were short; 0: never.
     """
 
     copies_off_loop = False
@@ -98,7 +96,10 @@ class BlockingChannel:
                 raise self._again()
             if self._mappings.released:
                 self._give_back()
-            frame = self._take(self._link) if self._inbox.rest is not None else self._polled(began, again=has_polled)
+            if self._inbox.rest is not None:
+                frame = self._take(self._link)
+            else:
+                frame = None if has_polled else self._polled(began, deadline)
             if frame is not None:
                 return frame
             has_polled = True
@@ -174,7 +175,11 @@ class BlockingChannel:
         self._spin = SpinPolicy(seconds)
 
     def wake(self) -> None:
-        """Make a :meth:`receive` that waits, or the next one, return None; from any thread."""
+        """Make a :meth:`receive` that waits, or the next one, return None; from any thread.
+
+        One without a limit may be asleep where only a frame wakes it, for ``DOZE`` seconds at
+        most: who wants to be woken at once gives it a limit, however long.
+        """
         self._woken = True
         self._ring()
 
@@ -232,10 +237,12 @@ class BlockingChannel:
 
     # Receiving.
 
-    def _polled(self, began: float, *, again: bool) -> Frame | None:
-        """Poll for as long as seems worth it; ``began``: when the wait did."""
-        budget = self._spin.budget(again=again)
-        if not budget:
+    def _polled(self, began: float, deadline: float) -> Frame | None:
+        """Poll for as long as seems worth it, within the limit; ``began``: when the wait did."""
+        budget = self._spin.budget()
+        if deadline != math.inf:
+            budget = min(budget, deadline - time.monotonic())
+        if budget <= 0:
             return None
         now = time.perf_counter()
         until = now + budget
@@ -266,15 +273,11 @@ class BlockingChannel:
     def _take(self, receiver: Receiver) -> Frame | None:
         """Receive what is there; None: nothing that concerns others."""
         try:
-            frame = self._inbox.take(receiver)
+            return self._inbox.take(receiver)
         except ChannelClosed as error:
             self._closed = error
             self._end()
             raise
-        if frame is not None and frame.kind is PREWAKE:
-            self._spin.announce()
-            return None
-        return frame
 
     def _released(self) -> None:
         """On any thread, whenever the last view of something received has gone: say so, soon."""

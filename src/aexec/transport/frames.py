@@ -67,15 +67,14 @@ class BadFrame(ValueError):
 
 
 class Kind(enum.IntEnum):
-    """What a frame is for. The last four are the transport's own: a channel gives them to nobody."""
+    """What a frame is for. The last three are the transport's own: a channel gives them to nobody."""
 
     LAUNCH = 1
     MESSAGE = 2
     REPLY = 3
     FAILURE = 4
     EVENT = 5
-    PREWAKE = 6
-    RELEASE = 7
+    RELEASE = 7  # 6 is free
     SEGMENT = 8
     GOODBYE = 9
 

@@ -320,7 +320,7 @@ class LoopChannel:
         try:
             while True:
                 frame = inbox.take(self._link)
-                if frame is not None and frame.kind is not PREWAKE:
+                if frame is not None:
                     if self._hot is not None and (frame.kind is REPLY or frame.kind is FAILURE):
                         self._hot.answered()
                     try:
@@ -359,8 +359,7 @@ class LoopChannel:
             self._put(self._outbox.release_frame(), ())
 
 
-MESSAGE, PREWAKE = Kind.MESSAGE, Kind.PREWAKE  # looked up once, and never hashed
-REPLY, FAILURE = Kind.REPLY, Kind.FAILURE
+MESSAGE, REPLY, FAILURE = Kind.MESSAGE, Kind.REPLY, Kind.FAILURE  # looked up once, and never hashed
 _PEER_GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN))
 
 

@@ -3,10 +3,9 @@
 A thread that sleeps has to be woken: tens of microseconds, and once its CPU has slept too, all
 that comes next runs at half its speed. One that polls gives its CPU to whoever wants it, each
 time that it finds nothing; so it polls even where there are more processes than CPUs, but for a
-bounded time, and only if a message was announced, or if the last waits were short enough that
-polling would have caught them. Where somebody computes, who gives way gets the CPU back only
-after a slice of the scheduler's, while a sleeper would be let in at once: there it sleeps. It
-polls the socket, never memory.
+bounded time, and only if the last waits were short enough that polling would have caught them.
+Where somebody computes, who gives way gets the CPU back only after a slice of the scheduler's,
+while a sleeper would be let in at once: there it sleeps. It polls the socket, never memory.
 """
 
 from __future__ import annotations
@@ -45,30 +44,18 @@ class SpinPolicy:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self._mean = LONG * limit
-        self._announced = False
         self._paused, self._pause = 0, PAUSES[0]  # waits left without polling; how many there are the next time
 
     def __repr__(self) -> str:
         paused = f", does not poll for {self._paused} waits" if self._paused else ""
         return f"<SpinPolicy: {self.limit * 1e6:g} us, waits are {self._mean * 1e6:.3g} us{paused}>"
 
-    def announce(self) -> None:
-        """A message is about to come."""
-        self._announced = True
-
-    def budget(self, *, again: bool = False) -> float:
-        """Seconds to poll now.
-
-        Args:
-            again: In a wait that has been asked for before: only if a message was announced since.
-        """
-        announced, self._announced = self._announced, False
-        if again and not announced:
-            return 0.0
+    def budget(self) -> float:
+        """Seconds to poll now; asked for once in a wait."""
         if self._paused:
             self._paused -= 1
             return 0.0
-        return self.limit if announced or self._mean < self.limit else 0.0
+        return self.limit if self._mean < self.limit else 0.0
 
     def waited(self, seconds: float) -> None:
         """What was waited for came after so long, or has not come for as long."""

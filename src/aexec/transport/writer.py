@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from aexec.config.executor import DEFAULT_ARENA_BYTES
 from aexec.observe import get_logger
 from aexec.transport.arena import Arena, ArenaStatistics, HeldLease, Lease
 from aexec.transport.codec import Encoded, encode
 from aexec.transport.frames import Bulk, Kind, pack, pack_table
 from aexec.transport.segments import Allocate, memory_file
 
-__all__ = ("DEFAULT_LIMIT", "Holder", "Placed", "Sender", "Writer")
+__all__ = ("Holder", "Placed", "Sender", "Writer")
 
-DEFAULT_LIMIT = 1 << 30  # bytes
 SETTING = "ExecutorConfig.arena_bytes"
 OFF_LOOP = 4 << 20  # bytes; a longer copy is made on a thread, when it is for channels on a loop
 HELD_LONG = 60.0  # seconds after which views are reported
@@ -98,12 +98,15 @@ class Writer:
     One per process: all of its channels share it, from any thread.
 
     Args:
-        limit: Bytes of shared memory at most; none are taken before they are needed.
+        limit: Bytes of shared memory at most; none are taken before they are needed. As many
+            bytes may wait on each channel.
         setting: Name of the setting that ``limit`` comes from, for errors; empty: nobody can change it.
         allocate: Where memory comes from.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, *, setting: str = SETTING, allocate: Allocate = memory_file) -> None:
+    def __init__(
+        self, limit: int = DEFAULT_ARENA_BYTES, *, setting: str = SETTING, allocate: Allocate = memory_file
+    ) -> None:
         self.arena = Arena(limit, setting, allocate=allocate)
         self._copier: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()

@@ -490,7 +490,7 @@ async def test_it_starts_no_process_and_touches_no_signal(monkeypatch):
         ({"worker_output": "log"}, "worker_output is 'log'"),
         ({"preload": ["json"]}, "preload is"),
         ({"spin": 0.1}, "spin is"),
-        ({"arena_bytes": 1 << 20}, "arena_bytes is 1048576.*send less at once"),
+        ({"arena_bytes": 1 << 20}, "arena_bytes is 1048576.*send less at once where the 1 GiB"),
         ({"parallel": ParallelConfig(3)}, "torchrun has started 2 ranks"),
     ],
 )

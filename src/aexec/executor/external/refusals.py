@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from aexec.config import ExecutorConfig
+from aexec.config.executor import DEFAULT_ARENA_BYTES
 from aexec.errors import ConfigError
 
 __all__ = ("refuse_foreign_settings",)
@@ -21,7 +22,7 @@ _REMEDIES = {
     "preload": "import it in the script",
     "worker_output": "the launcher says where output goes",
     "spin": "no process waits for messages of another one's executor here",
-    "arena_bytes": "send less at once where the 1 GiB that there is does not do",
+    "arena_bytes": f"send less at once where the {DEFAULT_ARENA_BYTES / 2**30:g} GiB that there is does not do",
 }
 
 

@@ -112,7 +112,7 @@ class Leader:
         self.say(
             Begin(
                 generation=generation, config=pickled(config), first_rank=ranks.start, num_ranks=len(ranks),
-                node_id="node-1", init_method="",
+                node_id="node-1", init_method="", arena_bytes=config.arena_bytes,
             )
         )  # fmt: skip
 

@@ -33,7 +33,9 @@ from aexec.worker.remote import capture
 pytestmark = pytest.mark.anyio
 
 JOIN = Join(wire=1, aexec="1", python="3.11", node_rank=1, nnodes=2, host="far", address="10.0.0.2", pid=7)
-BEGIN = Begin(generation=3, config=b"", first_rank=2, num_ranks=2, node_id="1", init_method="")
+BEGIN = Begin(
+    generation=3, config=b"", first_rank=2, num_ranks=2, node_id="1", init_method="", arena_bytes=1 << 20
+)  # fmt: skip
 
 
 class Link:
