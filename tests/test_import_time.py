@@ -15,6 +15,19 @@ print((time.perf_counter() - start) * 1e3)
 print(*(name for name in {names!r} if name in sys.modules))
 """
 
+ON_A_LOOP = """
+import asyncio, sys
+from aexec import ActorSystem
+
+async def main():
+    async with ActorSystem():
+        pass
+
+before = set(sys.modules)
+asyncio.run(main())
+print(*(name for name in sys.modules if name not in before and not name.startswith("aexec.")))
+"""
+
 
 def imported() -> tuple[float, list[str]]:
     """Import aexec in a fresh interpreter; return milliseconds and the heavy modules it loaded."""
@@ -32,3 +45,9 @@ def test_importing_aexec_is_quick() -> None:
 def test_importing_aexec_loads_nothing_heavy() -> None:
     """No torch, no ray, no zmq, no transformers; not even the core's own dependencies."""
     assert imported()[1] == []
+
+
+def test_opening_a_system_imports_no_library_on_the_loop() -> None:
+    """Anyio's half for asyncio took the loop's first turn 35 ms: it is there before any loop runs."""
+    command = [sys.executable, "-c", ON_A_LOOP]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split() == []

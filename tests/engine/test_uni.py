@@ -103,8 +103,8 @@ async def test_an_open_executor_can_serve_one_engine_after_another():
 
 
 async def test_the_loop_is_free_while_a_step_runs():
-    """A forward pass that blocks its thread for 50 ms stops no other task."""
-    async with AsyncLLM("dummy:forward_seconds=0.05") as llm:
+    """A forward pass that blocks its thread for 100 ms stops no other task."""
+    async with AsyncLLM("dummy:forward_seconds=0.1") as llm:
         reader = asyncio.create_task(llm.complete("a", SamplingParams(max_tokens=4, temperature=0.0)))
         ticks = 0
         while not reader.done():

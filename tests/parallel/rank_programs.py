@@ -82,17 +82,17 @@ def keep_dtype(groups):
 
 
 def run_ahead(groups):
-    """How far the first stage gets while the second one takes nothing, and that it does wait then."""
+    """How far the first stage gets while the second one takes nothing: when it was through, and when that one began."""
     link = TensorLink(groups)
     if groups.rank == 0:
-        begun = time.monotonic()
         for step in range(1, 5):
             link.send(step, hidden(step, 2))  # the fourth waits for the first to be taken
-        answer = {"waited": time.monotonic() - begun, "in_flight": link.statistics().in_flight}
+        answer = {"through": time.monotonic(), "in_flight": link.statistics().in_flight}
         dist.barrier()
         return answer
     time.sleep(0.5)
-    answer = [int(link.receive(step, blank(2))[0, 0, 0]) for step in range(1, 5)]
+    answer = {"began": time.monotonic()}
+    answer["received"] = [int(link.receive(step, blank(2))[0, 0, 0]) for step in range(1, 5)]
     dist.barrier()
     return answer
 

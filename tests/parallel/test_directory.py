@@ -144,7 +144,7 @@ def test_a_stage_that_is_gone_ends_the_wait_at_once(open_links):
 
 def test_a_late_step_is_passed_over_even_if_half_of_it_had_come(open_links):
     """TCP knows no messages: the rest is put to what was there."""
-    first, second = open_links(timeout=0.2)
+    first, second = open_links(timeout=1.0)  # they meet within it as well
     whole, write = [], first._to.send
     first._write = lambda _, message: whole.append(message)
     first.send(7, 49)
@@ -159,7 +159,7 @@ def test_a_late_step_is_passed_over_even_if_half_of_it_had_come(open_links):
 
 def test_a_stage_that_takes_no_more_is_named(open_links):
     """G62: what is left of a step that it took in part is never sent as if it were another."""
-    first, second = open_links(timeout=0.2)
+    first, second = open_links(timeout=1.0)
     first._to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     second._from.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     with pytest.raises(PeerLost, match=r"rank 0 could not send .*rank 1 is gone or too late \((timed out|it took)"):
@@ -169,7 +169,7 @@ def test_a_stage_that_takes_no_more_is_named(open_links):
 def test_a_rank_that_does_not_come_is_named(make_link, threads):
     """Both by rank 0, and to the one that waits for it there."""
     layout = RankLayout(pipeline=3)
-    first, second = (make_link(rank, layout, timeout=0.5) for rank in (0, 1))
+    first, second = (make_link(rank, layout, timeout=1.5) for rank in (0, 1))
     opened = [threads.submit(link.open) for link in (first, second)]
     with pytest.raises(PeerLost, match="rank 0 could not meet rank 2: rank 2 is gone or too late"):
         opened[0].result()

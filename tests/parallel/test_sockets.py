@@ -94,10 +94,10 @@ def test_a_stage_that_is_gone_ends_the_wait_at_once(make_links):
 
 def test_a_stage_that_is_too_late_is_named(make_links):
     """A wait has an end, and its seconds are counted: they are the stage's bubble."""
-    _, second = make_links(timeout=0.05)
+    _, second = make_links(timeout=0.5)
     with pytest.raises(PeerLost, match="timed out"):
         second.receive(7, 0)
-    assert second.statistics().wait_seconds >= 0.04
+    assert second.statistics().wait_seconds >= 0.4
 
 
 def test_a_stage_that_was_never_made_is_named(meeting):
@@ -118,7 +118,7 @@ def test_stages_meet_at_a_file_or_a_port(init_method):
 
 def test_a_step_that_came_too_late_is_passed_over(make_links):
     """Its time-out was the end of it: the next step gets its own word."""
-    first, second = make_links(timeout=0.05)
+    first, second = make_links(timeout=0.5)
     with pytest.raises(PeerLost, match="timed out"):
         second.receive(7, 0)
     first.send(7, 49)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import sys
 import threading
 
 from aexec.actor.runtime import Runtime
 
 __all__ = ("describe_here", "find_runtime")
+
+# Anyio imports it at its first call, which would stop the loop for 35 ms; if it has another name, it does so still.
+with contextlib.suppress(ImportError):
+    importlib.import_module("anyio._backends._asyncio")
 
 
 def find_runtime() -> Runtime:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 
 from aexec.errors import CallTimeout, ConfigError, RemoteError, UnknownMethod
-from aexec.testing.expect import SOON, MakeExecutor, equal, eventually, holds, log_of, raising, within
+from aexec.executor.base import Executor
+from aexec.testing.expect import (
+    SOON,
+    MakeExecutor,
+    all_are_in,
+    equal,
+    eventually,
+    holds,
+    let_go,
+    log_of,
+    raising,
+    within,
+)
 from aexec.testing.workers import ProbeError, ProbeWorker
 
 __all__ = ("CALL_CHECKS",)
@@ -101,23 +114,25 @@ async def one_budget_covers_all_ranks(make: MakeExecutor) -> None:
     """Promise 1, G03: not one for each rank; and the error shows what the ranks are doing (G69)."""
     async with make(ProbeWorker, rpc_timeout=0.2) as executor:
         with raising(CallTimeout, "a call past its limit fails") as caught, within(0.2 + SOON, "in time"):
-            await executor.collective_rpc("block_in_turn", (0.3,))
+            await executor.collective_rpc("hold")
+        await let_go(executor)
         holds(caught.error.started, "it had started")
-        holds("block_in_turn" in str(caught.error), "the error names the method")
-        holds("in block_in_turn" in caught.notes, "its notes show the stacks")
+        holds("hold" in str(caught.error), "the error names the method")
+        holds("in hold" in caught.notes, "its notes show the stacks")
 
 
 async def a_call_past_its_limit_in_the_queue_never_runs(make: MakeExecutor) -> None:
     """Promise 1, G04: it fails at its limit, and the executor goes on."""
     async with make(ProbeWorker) as executor:
-        ahead = asyncio.ensure_future(executor.collective_rpc("block", (0.6,)))
-        await asyncio.sleep(0.05)
-        with raising(CallTimeout, "a queued call fails at its limit") as caught, within(0.5, "in time"):
+        ahead = asyncio.ensure_future(executor.collective_rpc("hold"))
+        await all_are_in(executor, "hold")
+        with raising(CallTimeout, "a queued call fails at its limit") as caught, within(0.1 + SOON, "in time"):
             await executor.collective_rpc("note", ("never",), timeout=0.1)
         holds(not caught.error.started, "it says that it never started")
-        holds("block" in caught.notes, "its notes say what it waited for")
+        holds("hold" in caught.notes, "its notes say what it waited for")
+        await let_go(executor)
         equal(await ahead, list(range(executor.world_size)), "the call ahead is undisturbed")
-        equal(await log_of(executor), ["blocked"], "it never ran")
+        equal(await log_of(executor), ["held"], "it never ran")
 
 
 async def answers_never_reach_another_caller(make: MakeExecutor) -> None:
@@ -142,15 +157,17 @@ async def answers_never_reach_another_caller(make: MakeExecutor) -> None:
 async def cancelling_a_call_frees_its_place(make: MakeExecutor) -> None:
     """G28, G29: queued, it never runs; an async method is cancelled; the neighbours are undisturbed."""
     async with make(ProbeWorker) as executor:
-        ahead = asyncio.ensure_future(executor.collective_rpc("block", (0.3,)))
+        ahead = asyncio.ensure_future(executor.collective_rpc("hold"))
         queued = asyncio.ensure_future(executor.collective_rpc("note", ("never",)))
         waiting = asyncio.ensure_future(executor.collective_rpc("async_block", (30.0,)))
         behind = asyncio.ensure_future(executor.collective_rpc("note", ("behind",)))
-        await asyncio.sleep(0.1)
+        await all_are_in(executor, "hold")
+        await executor.collective_rpc("async_echo", ("here",))  # what was sent before it has begun
         queued.cancel()
         waiting.cancel()
         await asyncio.wait([queued, waiting])
         holds(queued.cancelled() and waiting.cancelled(), "a cancelled caller ends as cancelled")
+        await let_go(executor)
         await asyncio.gather(ahead, behind)
 
         async def all_is_written() -> bool:
@@ -158,32 +175,38 @@ async def cancelling_a_call_frees_its_place(make: MakeExecutor) -> None:
 
         await eventually(all_is_written, "an async method hears of its cancellation")
         found = list(await log_of(executor))
-        equal(sorted(found), ["behind", "blocked", "waited cancelled"], "the cancelled call never ran")
+        equal(sorted(found), ["behind", "held", "waited cancelled"], "the cancelled call never ran")
 
 
 async def async_methods_run_beside_plain_ones(make: MakeExecutor) -> None:
     """The loop of the worker is free while its compute thread is busy."""
     async with make(ProbeWorker) as executor:
-        blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.6,)))
-        await asyncio.sleep(0.05)
-        with within(0.5, "an async method does not wait for a plain one"):
-            await executor.collective_rpc("async_echo", (1,))
-        holds(not blocked.done(), "the plain one still runs")
-        await blocked
+        held = asyncio.ensure_future(executor.collective_rpc("hold"))
+        await all_are_in(executor, "hold")
+        await executor.collective_rpc("async_echo", (1,))
+        holds(not held.done(), "an async method does not wait for a plain one")
+        await let_go(executor)
+        await held
 
 
 async def the_loop_is_free_while_workers_work(make: MakeExecutor) -> None:
     """G10: a ticker goes on during a blocking method."""
     async with make(ProbeWorker) as executor:
-        blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.5,)))
-        gaps: list[float] = []
-        last = time.monotonic()
-        while not blocked.done():
-            await asyncio.sleep(0.005)
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
-        holds(len(gaps) > 10 and max(gaps) < 0.4, f"the loop turns meanwhile: the largest gap was {max(gaps):.3g} s")
+        least = math.inf  # of several: a machine that stands still for a moment stops the loop in one of them
+        for _ in range(3):
+            least = min(least, await _largest_gap(executor, 0.3))
+        holds(least < 0.2, f"the loop turns meanwhile: the largest gap was {least:.3g} s")
+
+
+async def _largest_gap(executor: Executor, seconds: float) -> float:
+    """Seconds between two turns of the loop, at most, while the ranks block for so many."""
+    blocked = asyncio.ensure_future(executor.collective_rpc("block", (seconds,)))
+    largest, last = 0.0, time.monotonic()
+    while not blocked.done():
+        await asyncio.sleep(0.005)
+        now = time.monotonic()
+        largest, last = max(largest, now - last), now
+    return largest
 
 
 def _rank_plus(worker: ProbeWorker, number: int) -> int:

@@ -18,9 +18,11 @@ __all__ = (
     "SOON",
     "Caught",
     "MakeExecutor",
+    "all_are_in",
     "equal",
     "eventually",
     "holds",
+    "let_go",
     "log_of",
     "new_steps",
     "raising",
@@ -96,6 +98,22 @@ async def eventually(fact: Callable[[], Awaitable[bool]], rule: str) -> None:
         if time.monotonic() > give_up:
             raise AssertionError(rule)
         await asyncio.sleep(0.005)
+
+
+async def all_are_in(executor: Executor, phase: str) -> None:
+    """Wait until that is what every rank does: from then on a machine that stands still changes nothing."""
+
+    async def they_are() -> bool:
+        report = await executor.check_health()
+        return {rank.phase for rank in report.ranks} == {phase}
+
+    await eventually(they_are, f"all ranks are in {phase}")
+
+
+async def let_go(executor: Executor, rank: int | None = None) -> None:
+    """End the ``hold`` of one rank or of all, once whoever runs the same check beside this one has seen it."""
+    await executor.collective_rpc("async_echo", ("all are here",), timeout=PATIENCE)
+    await executor.collective_rpc("release", ranks=None if rank is None else [rank], timeout=PATIENCE)
 
 
 async def log_of(executor: Executor, rank: int = 0) -> Sequence[Any]:

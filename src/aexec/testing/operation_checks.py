@@ -20,7 +20,7 @@ from aexec.executor.base import Executor
 from aexec.messages.batch import KVConnectorOutput, ModelRunnerOutput
 from aexec.messages.operations import PauseMode
 from aexec.messages.step import ExecuteModel, StepId, StepResult
-from aexec.testing.expect import SOON, MakeExecutor, equal, eventually, holds, log_of, raising, within
+from aexec.testing.expect import SOON, MakeExecutor, equal, eventually, holds, let_go, log_of, raising, within
 from aexec.testing.workers import ConnectorProbeWorker, ProbeError, ProbeWorker, SleepProbeWorker, StepProbeWorker
 
 __all__ = ("OPERATION_CHECKS",)
@@ -73,13 +73,13 @@ async def sleep_waits_for_steps_in_flight(make: MakeExecutor) -> None:
 
 async def a_pause_keeps_steps_and_lets_calls_through(make: MakeExecutor) -> None:
     """G56: under ``keep`` steps wait for the resume, in order; weights may be replaced meanwhile."""
-    async with make(SleepProbeWorker, step_timeout=0.5) as executor:
+    async with make(SleepProbeWorker, step_timeout=1.5) as executor:
         await executor.execute_model(ExecuteModel(StepId(1)))
         await executor.pause("keep")
         await executor.sample_tokens(StepId(1))
         steps = [asyncio.ensure_future(_run(executor, number)) for number in (2, 3, 4)]
         await executor.collective_rpc("update_weights", (1,))
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.6)
         holds(not any(step.done() for step in steps), "no step runs, and none passes its limit")
         await executor.resume()
         await asyncio.gather(*steps)
@@ -98,7 +98,7 @@ async def a_pause_ends_steps(make: MakeExecutor) -> None:
         await finishing
         await executor.resume()
         await executor.execute_model(ExecuteModel(StepId(2)))
-        await executor.execute_model(ExecuteModel(StepId(3), {"seconds": 0.2}))
+        await executor.execute_model(ExecuteModel(StepId(3), {"seconds": 1.0}))
         sampling = asyncio.ensure_future(executor.sample_tokens(StepId(2)))
         await asyncio.sleep(0.02)
         await executor.pause("abort")
@@ -177,9 +177,10 @@ async def a_missed_deadline_is_the_end_of_one_call(make: MakeExecutor) -> None:
     async with make(ProbeWorker) as executor:
         last = executor.world_size - 1
         with raising(CallTimeout, "a call past its limit fails") as caught:
-            await executor.collective_rpc("block", (0.4, last), timeout=0.1)
+            await executor.collective_rpc("hold", (last,), timeout=0.5)
         for rank in range(last):
             holds(f"rank {rank}: answered" in caught.notes, "it tells who has answered")
+        await let_go(executor, last)
         equal(await executor.collective_rpc("echo", (1,)), [1] * executor.world_size, "the next call works")
 
 
@@ -209,13 +210,14 @@ async def what_an_executor_does_can_be_seen(make: MakeExecutor) -> None:
         equal((told["rpc_timeout"].value, told["rpc_timeout"].source), (20.0, "argument"), "what was given")
         equal(told["slow_call"].source, "default", "what was not")
         equal(told["max_concurrent_steps"].source, "chosen", "what was left open")
-        call = asyncio.ensure_future(executor.collective_rpc("block", (0.4,)))
+        call = asyncio.ensure_future(executor.collective_rpc("hold"))
 
         async def all_are_in_it() -> bool:
             stacks = await executor.stacks()
-            return len(stacks) == executor.world_size and all("in block" in stack for stack in stacks.values())
+            return len(stacks) == executor.world_size and all("in hold" in stack for stack in stacks.values())
 
         await eventually(all_are_in_it, "the stacks show where the ranks are")
+        await let_go(executor)
         await call
 
 

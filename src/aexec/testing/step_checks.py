@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,16 @@ __all__ = ("STEP_CHECKS",)
 async def a_step_is_launched_then_sampled(make: MakeExecutor) -> None:
     """The reply says that the forward pass is queued; the result is the output rank's."""
     async with make(StepProbeWorker) as executor:
-        (step,) = new_steps(executor, 1)
-        with within(0.5, "the launch does not wait for the device"):
-            launched = await _execute(executor, step, seconds=0.6)
-        equal(launched, ForwardLaunched(step), "a step with tokens is launched")
+        quickest = math.inf  # of several: a machine that stands still makes one of them slow
+        *others, step = new_steps(executor, 3)
+        for number in (*others, step):
+            began = time.monotonic()
+            launched = await _execute(executor, number, seconds=0.3)
+            quickest = min(quickest, time.monotonic() - began)
+            equal(launched, ForwardLaunched(number), "a step with tokens is launched")
+            if number is not step:
+                await executor.sample_tokens(number)
+        holds(quickest < 0.25, f"the launch does not wait for the device: it took {quickest:.3g} s")
         mask = np.array([[5]], dtype=np.int32)
         grammar = GrammarOutput(request_ids=["r"], bitmask=mask)
         sampling = asyncio.ensure_future(executor.sample_tokens(step, grammar))

@@ -15,6 +15,8 @@ from aexec.worker.context import WorkerContext
 
 __all__ = ("ConnectorProbeWorker", "ProbeError", "ProbeWorker", "SleepProbeWorker", "StepProbeWorker")
 
+LONGEST_HOLD = 30.0  # seconds: a check that fails before it lets go still ends
+
 
 class ProbeError(Exception):
     """What :meth:`ProbeWorker.fail` raises: asks for more than a ``RemoteError`` can pass on."""
@@ -38,6 +40,7 @@ class ProbeWorker:
         self.context = context
         self.log: list[Any] = []
         self._fail_in, self._hang_in, self._seconds = fail_in, hang_in, seconds
+        self._let_go = threading.Event()
         self._enter("__init__")
 
     def init_device(self) -> None:
@@ -84,6 +87,18 @@ class ProbeWorker:
             time.sleep(seconds)
         self.log.append(entry)
         return self.context.rank
+
+    def hold(self, rank: int | None = None, entry: Any = "held") -> int:
+        """Block the compute thread, on one rank or on all, until :meth:`release`: for half a minute at most."""
+        if rank is None or rank == self.context.rank:
+            self._let_go.wait(LONGEST_HOLD)
+            self._let_go.clear()
+        self.log.append(entry)
+        return self.context.rank
+
+    async def release(self) -> None:
+        """Let go the :meth:`hold` that runs here, or else the next."""
+        self._let_go.set()
 
     def block_in_turn(self, seconds: float) -> None:
         """Block for longer on each rank."""

@@ -29,6 +29,7 @@ from aexec.executor.external.group import ExternalGroup
 from aexec.executor.external.launcher import Launched
 from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.batch import GrammarOutput
+from aexec.testing.expect import all_are_in
 from aexec.testing.workers import ProbeError, ProbeWorker, SleepProbeWorker, StepProbeWorker
 
 pytestmark = pytest.mark.anyio
@@ -180,8 +181,8 @@ async def test_an_error_of_any_rank_reaches_all_processes_at_once():
     """G06: while another rank is in a collective, that is, in something that does not end."""
     async with ranks(ProbeWorker) as group:
         began = time.monotonic()
-        errors = await group.all(lambda one: one.collective_rpc("fail_or_block", (1, 1.0)), errors=True)
-        assert time.monotonic() - began < 0.9
+        errors = await group.all(lambda one: one.collective_rpc("fail_or_block", (1, 1.8)), errors=True)
+        assert time.monotonic() - began < 1.7
         for error in errors:
             assert isinstance(error, ValueError)
             assert isinstance(error, RemoteError)
@@ -276,11 +277,12 @@ async def test_calls_that_are_taken_in_another_order_of_answers_are_the_same_cal
 async def test_a_call_that_one_rank_takes_back_is_an_error_on_the_others():
     """A caller that leaves on one rank alone: nobody waits for an answer that will not come."""
     async with ranks(ProbeWorker, rpc_timeout=10.0) as group:
-        ahead = asyncio.ensure_future(group.rpc("block", (0.2,)))
-        await asyncio.sleep(0.05)
+        ahead = asyncio.ensure_future(group.rpc("hold"))
+        await all_are_in(group[0], "hold")
         calls = [asyncio.ensure_future(executor.collective_rpc("note", ("here",))) for executor in group]
         await asyncio.sleep(0)
         calls[1].cancel()
+        await group.rpc("release")
         with pytest.raises(Exception, match="its caller is gone, or its time was up before its turn came"):
             await calls[0]
         await ahead
@@ -326,7 +328,7 @@ async def test_a_rank_that_leaves_early_fails_what_the_others_want_of_it():
 
 async def test_a_rank_that_does_not_come_is_named_before_the_limit_of_the_start():
     """That limit knows what this rank is at, and not whom it waits for."""
-    config = next(configs(ProbeWorker, 2, None, {}, {"start_timeout": 0.6}))
+    config = next(configs(ProbeWorker, 2, None, {}, {"start_timeout": 3.0}))
     with pytest.raises(RanksMissing, match="rank 1 did not come to meet"):
         await open_executor(config)
 
@@ -374,12 +376,11 @@ async def test_a_round_that_is_late_is_the_end_of_the_group():
 async def test_health_and_stacks_are_asked_of_each_rank():
     """G69: not counted as calls: any rank may ask when it likes."""
     async with ranks(ProbeWorker) as group:
-        busy = asyncio.ensure_future(group.rpc("block", (0.4,)))
-        await asyncio.sleep(0.05)
-        report = await group[1].check_health()
-        assert {rank.phase for rank in report.ranks} == {"block"}
+        busy = asyncio.ensure_future(group.rpc("hold"))
+        await all_are_in(group[1], "hold")
         stacks = await group[0].stacks()
-        assert all("in block" in stacks[rank] for rank in (0, 1))
+        assert all("in hold" in stacks[rank] for rank in (0, 1))
+        await group.rpc("release")
         await busy
         assert await group[0].check_health()
 
@@ -409,10 +410,13 @@ async def test_a_slow_call_names_the_rank_that_is_missing():
     """G01: on every rank, with its state; the one that has answered is not blamed."""
     async with ranks(ProbeWorker, slow_call=0.1) as group:
         events = [executor.events() for executor in group]
-        call = asyncio.ensure_future(group.rpc("block", (0.4, 1)))
+        call = asyncio.ensure_future(group.rpc("hold", (1,)))
         for heard in events:
             event = await asyncio.wait_for(anext(heard), SOON)
-            assert (event.method, event.answered, event.missing) == ("block", [0], {1: "block"})
+            while event.answered != [0]:  # a machine that stands still holds up rank 0 as well: until the next report
+                event = await asyncio.wait_for(anext(heard), SOON)
+            assert (event.method, event.answered, event.missing) == ("hold", [0], {1: "hold"})
+        await group.rpc("release", ranks=[1])
         await call
 
 
@@ -457,13 +461,14 @@ async def test_a_late_answer_is_nobodys():
 
         async def drive(executor):
             found = []
-            for number in range(5):
+            for number in range(3):
                 with pytest.raises(CallTimeout):
-                    await executor.collective_rpc("block", (0.1, None, number), timeout=0.03)
+                    await executor.collective_rpc("hold", (None, number), timeout=0.2)
+                await executor.collective_rpc("release")
                 found.append(await executor.collective_rpc("echo", (number,)))
             return found
 
-        assert await group.all(drive) == [[[number] * 2 for number in range(5)]] * 2
+        assert await group.all(drive) == [[[number] * 2 for number in range(3)]] * 2
 
 
 async def test_it_starts_no_process_and_touches_no_signal(monkeypatch):

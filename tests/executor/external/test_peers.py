@@ -529,13 +529,13 @@ async def test_hellos_are_those_of_the_replica():
 
 async def test_ranks_that_do_not_come_are_named():
     """After the limit, by the hub; the others hear it from there."""
-    world = RankWorld(RankLayout(4), timeout=0.5)
+    world = RankWorld(RankLayout(4), timeout=1.5)
     try:
         some = [world.peers[rank].connect() for rank in (0, 2)]
         errors = await asyncio.gather(*some, return_exceptions=True)
         assert all(isinstance(error, RanksMissing) for error in errors)
         assert str(errors[0]) == (
-            "ranks 1, 3 did not come to meet within 0.5 s: does the launcher run a process for each of them, and does "
+            "ranks 1, 3 did not come to meet within 1.5 s: does the launcher run a process for each of them, and does "
             "it get to open the executor?"
         )
         assert str(pickle.loads(pickle.dumps(errors[0]))) == str(errors[0])
@@ -545,10 +545,10 @@ async def test_ranks_that_do_not_come_are_named():
 
 async def test_a_worker_that_does_not_come_is_named():
     """Its rank has met the others, and its model takes too long."""
-    world = RankWorld(RankLayout(3), timeout=0.5)
+    world = RankWorld(RankLayout(3), timeout=1.5)
     try:
         await world.connect()
-        with pytest.raises(RanksMissing, match=r"ranks 0, 2 did not come to be ready within 0.5 s"):
+        with pytest.raises(RanksMissing, match=r"ranks 0, 2 did not come to be ready within 1.5 s"):
             await world.peers[1].open(hello_of(1))
     finally:
         await world.close()

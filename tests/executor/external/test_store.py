@@ -113,7 +113,7 @@ async def test_a_wait_ends_with_its_limit_and_writes_nothing(port, capfd):
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         await other.learn("key", 0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     assert capfd.readouterr().err == ""
 
 
@@ -121,7 +121,7 @@ async def test_a_store_that_cannot_be_reached_is_why_ranks_do_not_meet(port):
     """A slip in MASTER_ADDR would else look as if rank 0 were late."""
     store = stores(port)[1]
     place = SimpleNamespace(rank=1, world_size=2)
-    peers = Peers(place, RankLayout(2), SimpleNamespace(), store=store, timeout=0.3)
+    peers = Peers(place, RankLayout(2), SimpleNamespace(), store=store, timeout=1.0)
     with pytest.raises(
         RanksMissing, match=rf"127.0.0.1:{port} \(MASTER_ADDR, MASTER_PORT\) does not answer: .*Connect call failed"
     ):

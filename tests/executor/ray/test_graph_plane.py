@@ -164,6 +164,7 @@ async def test_a_graph_with_steps_in_flight_is_not_idle():
     """However long a step takes."""
     async with opened(1, graph_idle_release=0.01) as driver:
         flying = driver.send("hang")
+        await driver.until("built")  # it may have been released before the step came
         await asyncio.sleep(0.1)
         assert driver.plane.statistics()["state"] == "built"
         assert not flying.done()

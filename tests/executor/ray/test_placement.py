@@ -138,7 +138,7 @@ async def test_a_group_that_others_keep_from_coming_says_so(cluster: Cluster, gi
     """The node's total would do, and what is free is told beside it."""
     total = next(int(node.total["CPU"]) for node in await cluster.nodes())
     with pytest.raises(PlacementFailed, match="would come if others gave back") as caught:
-        await acquire(config(total, placement_timeout=0.3), cluster)
+        await acquire(config(total, placement_timeout=1.0), cluster)
     assert not caught.value.never
     assert f"CPU: {total}" in str(caught.value)
     assert await state(given) == "CREATED"
