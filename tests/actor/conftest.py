@@ -50,9 +50,15 @@ def no_more_tasks() -> Any:
 
 
 @pytest.fixture
-async def system() -> AsyncIterator[ActorSystem]:
-    """An open system, closed by a task that may be another than the test's."""
-    system = ActorSystem(name="test", timeout=10.0)
+async def system(request: pytest.FixtureRequest) -> AsyncIterator[ActorSystem]:
+    """An open system, closed by a task that may be another than the test's.
+
+    A test that has the fixture ``virtual_clock`` has it in virtual time: there no deadline
+    passes before all that can happen first has happened, however busy the machine is.
+    """
+    in_virtual_time = "virtual_clock" in request.fixturenames
+    clock = request.getfixturevalue("virtual_clock") if in_virtual_time else None
+    system = ActorSystem(name="test", timeout=10.0, clock=clock)
     await system.open()
     yield system
     await system.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 
 import anyio
@@ -91,12 +92,16 @@ async def test_of_twenty_callers_only_those_end_that_are_cancelled(server, kind)
     """G28: one by each of Task.cancel, asyncio.timeout and move_on_after, two in one turn; the rest are served."""
     ref, actor = server
 
+    limits: list[asyncio.Timeout] = []
+    scope = anyio.CancelScope()
+
     async def timed(number: int) -> int:
-        async with asyncio.timeout(0.2):
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
             return await ref.ask(kind(number))
 
     async def scoped(number: int) -> int | str:
-        with anyio.move_on_after(0.2):
+        with scope:
             return await ref.ask(kind(number))
         return "moved on"
 
@@ -106,6 +111,8 @@ async def test_of_twenty_callers_only_those_end_that_are_cancelled(server, kind)
     in_one_turn = (tasks[3], tasks[7])
     for task in in_one_turn:
         task.cancel()
+    limits[0].reschedule(asyncio.get_running_loop().time() + 0.01)  # not before all are where they are to be
+    scope.deadline = anyio.current_time() + 0.01
     await asyncio.wait(in_one_turn)
     assert [task.cancelled() for task in in_one_turn] == [True, True]
     with pytest.raises(TimeoutError):
@@ -183,7 +190,7 @@ async def test_a_ping_is_answered_while_a_handler_awaits(server):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ref.ask, Serial(1))
         await until(lambda: actor.begun == [1])
-        assert await ref.ask(Ping(), timeout=1.0) == "pong"
+        assert await ref.ask(Ping()) == "pong"
         assert ref.statistics().in_hand == 1
         actor.gate.set()
 
@@ -211,6 +218,6 @@ async def test_a_call_cycle_is_found_in_no_time(system):
         with pytest.raises(CallCycle):
             await first_ref.ask(Ping())
     assert min(took) < 0.001
-    assert max(took) < 1.0
+    assert statistics.median(took) < 0.01
     assert first_ref.is_alive
     assert second_ref.is_alive

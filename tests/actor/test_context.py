@@ -131,21 +131,23 @@ async def test_a_message_knows_its_sender_and_its_trace(system, diary):
     assert actor.facts == [(sender, TRACE), (None, None)]
 
 
-async def test_timers_arrive_as_messages(diary):
+async def test_timers_arrive_as_messages(diary, virtual_clock):
     """after() sends the actor a message later; the earlier timer rings first."""
     _, actor = diary
     actor.context.after(0.02, Note("second"))
     actor.context.after(0.001, Note("first"))
-    await actor.noted("first", "second")
+    await virtual_clock.advance(0.02)
+    assert actor.notes == ["first", "second"]
 
 
-async def test_a_timer_can_be_called_off(diary):
+async def test_a_timer_can_be_called_off(diary, virtual_clock):
     """A cancelled timer does not ring."""
     _, actor = diary
     timer = actor.context.after(0.001, Note("never"))
     timer.cancel()
     actor.context.after(0.02, Note("after it"))
-    await actor.noted("after it")
+    await virtual_clock.advance(0.02)
+    assert actor.notes == ["after it"]
 
 
 async def test_a_timer_waits_for_room(system):
@@ -159,12 +161,12 @@ async def test_a_timer_waits_for_room(system):
     await made[0].noted("first", "second")
 
 
-async def test_timers_end_with_their_actor(system, diary):
+async def test_timers_end_with_their_actor(system, diary, virtual_clock):
     """A timer of an actor that has ended rings for nobody."""
     ref, actor = diary
     actor.context.after(0.005, Note("too late"))
     await ref.stop()
-    await anyio.sleep(0.02)
+    await virtual_clock.advance(0.02)
     assert system.statistics().dead_letters.closed == 0
 
 

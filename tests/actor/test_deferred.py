@@ -103,6 +103,7 @@ async def test_a_reply_is_given_once(owner):
     assert results == [1]
 
 
+@pytest.mark.usefixtures("virtual_clock")
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
 async def test_the_owner_is_told_that_the_asker_has_gone(system, owner, how):
     """on_cancel is called when the asker is cancelled or its deadline passes; a late reply is counted."""

@@ -173,8 +173,8 @@ async def test_an_urgent_message_is_handled_while_a_handler_awaits(worker, gates
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker.ask, Work("slow"))
         await gates.begun_all("slow")
-        assert await worker.ask(Ping(), timeout=1.0) == "pong"
-        assert await worker.ask(Ping(), timeout=1.0) == "pong"
+        assert await worker.ask(Ping()) == "pong"
+        assert await worker.ask(Ping()) == "pong"
         assert gates.ended == []
         gates.open("slow")
 
@@ -195,7 +195,7 @@ async def test_an_ask_may_be_answered_while_it_is_made(worker, gates):
         await gates.begun_all("slow")
         loop.set_task_factory(run_at_once)
         try:
-            assert await worker.ask(Ping(), timeout=1.0) == "pong"
+            assert await worker.ask(Ping()) == "pong"
         finally:
             loop.set_task_factory(None)
         gates.open("slow")
@@ -387,6 +387,7 @@ async def test_a_shielded_handler_runs_to_its_end(worker, gates):
     assert gates.ended == ["a", ""]
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_a_late_reply_is_counted_and_dropped(system, worker, gates):
     """A reply that comes after its asker's deadline goes nowhere."""
     with pytest.raises(CallTimeout, match="had started"):
@@ -408,6 +409,7 @@ async def test_a_concurrent_handler_is_cancelled_alone(worker, gates):
     assert gates.ended == ["a"]
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_a_handler_may_clean_up_when_it_is_cancelled(system, gates):
     """An await in the clean-up of a cancelled handler is not cut short by a second cancellation."""
 
@@ -452,13 +454,16 @@ async def test_scopes_of_a_handler_and_its_cancellation_do_not_mix(system, gates
 @on_asyncio
 async def test_only_the_cancelled_callers_end(system, gates):
     """G28, G29: of 20 callers some are cancelled in each of asyncio's ways, two of them in one turn; only they end."""
+    limits: list[asyncio.Timeout] = []
+    scope = anyio.CancelScope()
 
-    async def timed(seconds: float, key: str) -> str:
-        async with asyncio.timeout(seconds):
+    async def timed(key: str) -> str:
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
             return await worker.ask(Parallel(key))
 
-    async def scoped(seconds: float, key: str) -> str | None:
-        with anyio.move_on_after(seconds):
+    async def scoped(key: str) -> str | None:
+        with scope:
             return await worker.ask(Parallel(key))
         return None
 
@@ -470,9 +475,11 @@ async def test_only_the_cancelled_callers_end(system, gates):
     worker = await system.spawn(Wide)
     keys = [f"caller-{number}" for number in range(20)]
     plain = [asyncio.create_task(worker.ask(Parallel(key))) for key in keys[:18]]
-    by_timeout = asyncio.create_task(timed(0.4, keys[18]))
-    by_scope = asyncio.create_task(scoped(0.4, keys[19]))
+    by_timeout = asyncio.create_task(timed(keys[18]))
+    by_scope = asyncio.create_task(scoped(keys[19]))
     await gates.begun_all(*keys)
+    limits[0].reschedule(asyncio.get_running_loop().time() + 0.01)
+    scope.deadline = anyio.current_time() + 0.01
     for task in plain[:2]:
         task.cancel()
     with pytest.raises(TimeoutError):

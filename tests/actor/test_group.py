@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -50,9 +52,12 @@ class Board:
         self.gates = [anyio.Event() for _ in range(4)]
         self.log: list[str] = []
         self.group: RefGroup[Worker] | None = None
+        self.stalled_rank: int | None = None
 
     async def work(self, rank: int) -> int:
         self.log.append(f"begin {rank}")
+        if rank == self.stalled_rank:
+            stand_still(0.8)
         try:
             await self.gates[rank].wait()
         except BaseException:
@@ -65,6 +70,13 @@ class Board:
         with anyio.fail_after(5):
             while not set(lines) <= set(self.log):
                 await anyio.lowlevel.checkpoint()
+
+
+def stand_still(seconds: float) -> None:
+    """Hold the loop, as a machine does that is taken away for a moment."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
 
 
 class Worker(Actor):
@@ -239,6 +251,7 @@ async def test_a_rank_that_dies_meanwhile_ends_the_call(group, board):
     await board.logged("cancel 0", "cancel 2", "cancel 3")
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_one_budget_holds_for_all_ranks(group, board):
     """When the time is up the call ends once, and says what each rank does."""
     board.gates[0].set()
@@ -267,6 +280,7 @@ async def test_what_no_rank_has_begun_is_taken_back_from_all(group, board):
     assert board.log == []
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_a_collective_that_one_rank_has_begun_is_run_by_all(system, group, board):
     """A shielded handler that one rank is in is begun and finished by the others, though nobody waits."""
     for rank in (1, 2, 3):
@@ -282,11 +296,38 @@ async def test_a_collective_that_one_rank_has_begun_is_run_by_all(system, group,
     assert system.statistics().late_replies == 4
 
 
+async def test_a_collective_that_one_rank_has_begun_is_begun_by_those_whose_turn_comes_too_late(group, board):
+    """The deadline has passed before they could look at it: the first would be alone in the collective."""
+    board.stalled_rank = 0
+    with pytest.raises(CallTimeout, match="Collective to tp passed its limit") as caught:
+        await group.ask_all(Collective(), timeout=0.7)  # by then the first has begun, if the machine stands still too
+    assert caught.value.started
+    for gate in board.gates:
+        gate.set()
+    await board.logged("end 0", "end 1", "end 2", "end 3")
+
+
+async def test_what_comes_too_late_for_all_is_begun_by_none(system, group, board):
+    """And the error is the call's, however one waits for it, and not a rank's."""
+    for message in (Work(), Collective()):
+        done = group.as_done(message, timeout=0.01)
+        stand_still(0.03)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(CallTimeout, match=r"to tp passed its limit of 0\.01 s") as caught:
+            await anext(done)
+        assert not caught.value.started
+        assert caught.value.__notes__ == ["; ".join(f"rank {rank} has not begun" for rank in range(4))]
+    await group.ask_all(WhoAmI())
+    assert board.log == []
+    assert system.statistics().dead_letters.expired + system.statistics().dead_letters.cancelled == 8
+
+
 async def test_a_cancelled_call_is_given_up_on_all_ranks(group, board):
     """Cancelling the caller cancels the handlers."""
-    with anyio.move_on_after(0.01) as scope:
-        await group.ask_all(Work())
-    assert scope.cancelled_caught
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(group.ask_all, Work())
+        await board.logged("begin 0", "begin 1", "begin 2", "begin 3")
+        tasks.cancel_scope.cancel()
     await board.logged("cancel 0", "cancel 1", "cancel 2", "cancel 3")
 
 
@@ -319,11 +360,13 @@ async def test_another_ranks_error_is_not_swallowed(group):
         await group.ask_one(0, Fail((3,)))
 
 
-async def test_ranks_that_go_on_keep_the_deadline(group, board):
+async def test_ranks_that_go_on_keep_the_deadline(group, board, virtual_clock):
     """What still runs after ask_one's answer is ended by the deadline of the call."""
     board.gates[0].set()
     assert await group.ask_one(0, Work(), timeout=0.05) == 0
-    await board.logged("cancel 1", "cancel 2", "cancel 3")
+    assert "cancel 1" not in board.log
+    await virtual_clock.advance(0.05)
+    assert set(board.log) >= {"cancel 1", "cancel 2", "cancel 3"}
 
 
 async def test_there_is_no_rank_beyond_the_group(group, board):

@@ -76,11 +76,11 @@ async def test_a_group_that_died_is_rebuilt_under_a_new_generation():
 
 async def test_while_down_calls_fail_fast_and_may_be_tried_again():
     """Promise 9: the error says when; health says dead."""
-    async with restarting(backoff=0.3) as executor:
+    async with restarting(backoff=1.5) as executor:
         await kill(executor)
         with pytest.raises(ExecutorUnavailable, match="ended with exit code 3") as caught:
             await executor.collective_rpc("echo", (1,))
-        assert 0 < caught.value.retry_after < 0.5
+        assert 0 < caught.value.retry_after < 2.0
         with pytest.raises(ExecutorUnavailable):
             await executor.execute_model(ExecuteModel(1))
         report = await executor.check_health()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -58,7 +59,7 @@ async def test_an_executor_tells_where_it_stands():
         assert repr(executor) == "<Executor uni: 1 rank, generation 1, ready, 0 pending>"
         await executor.collective_rpc("echo", (1,))
         with pytest.raises(CallTimeout):
-            await executor.collective_rpc("block", (0.05,), timeout=0.01)
+            await executor.collective_rpc("block_until_cancelled", (20.0,), timeout=0.01)
         await executor.collective_rpc("echo", (1,))
         figures = executor.statistics()
         assert (figures.state, figures.open, figures.timeouts) == ("ready", 0, 1)
@@ -70,24 +71,29 @@ async def test_an_executor_tells_where_it_stands():
 async def test_a_dump_shows_calls_ranks_and_stacks():
     """G69: without waiting for anything."""
     async with probe() as executor:
-        running = asyncio.ensure_future(executor.collective_rpc("block", (0.1,)))
+        running = asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (20.0,)))
         queued = asyncio.ensure_future(executor.collective_rpc("echo", (1,)))
-        await anyio.sleep(0.03)
+        with anyio.fail_after(10):
+            while "in block_until_cancelled" not in executor.dump():  # noqa: ASYNC110 - nothing tells of it
+                await anyio.sleep(0.002)
         dump = executor.dump()
-        await asyncio.gather(running, queued)
+        running.cancel()
+        assert await queued == [1]
     assert "2 pending" in dump
-    assert "block on rank 0, sent, for 0.0" in dump
+    assert re.search(r"block_until_cancelled on rank 0, sent, for \d+\.\d", dump)
     assert "echo on rank 0, queued" in dump
-    assert "in block" in dump
 
 
 async def test_a_timeout_shows_what_the_rank_was_doing():
     """G69: the stack is in the error."""
+    stacks = []
     async with probe() as executor:
-        with pytest.raises(CallTimeout, match=r"block on rank 0 passed its limit of 0.02 s \(it had started") as caught:
-            await executor.collective_rpc("block", (0.2,), timeout=0.02)
-    (stack,) = [note for note in caught.value.__notes__ if "rank 0" in note]
-    assert "time.sleep(seconds)" in stack
+        for _ in range(2):  # the worker is asked for it within a limit, in which the machine may stand still once
+            with pytest.raises(CallTimeout, match=r"rank 0 passed its limit of 1 s \(it had started") as caught:
+                await executor.collective_rpc("block_until_cancelled", (20.0,), timeout=1.0)
+            stacks += [note for note in caught.value.__notes__ if "rank 0" in note]
+    assert len(stacks) == 2
+    assert any("in block_until_cancelled" in stack for stack in stacks)
 
 
 class Ask(Message[object]):
@@ -123,17 +129,24 @@ async def test_rpc_timeout_is_the_default_limit():
     """And a call's own limit replaces it."""
     async with probe(rpc_timeout=0.02) as executor:
         with pytest.raises(CallTimeout, match=r"limit of 0.02 s"):
-            await executor.collective_rpc("block", (0.1,))
+            await executor.collective_rpc("block_until_cancelled", (20.0,))
         await executor.collective_rpc("block", (0.05,), timeout=5.0)
 
 
 async def test_step_timeout_is_the_limit_of_a_step():
     """The step is not stopped by it: the next one has its own result."""
-    async with probe(StepProbeWorker, step_timeout=0.05) as executor:
-        await executor.execute_model(ExecuteModel(1, {"seconds": 0.2}))
+    go_on = threading.Event()
+
+    class Holds(StepProbeWorker):
+        def execute_model(self, step):
+            assert go_on.wait(20.0)
+            return super().execute_model(step)
+
+    async with probe(Holds, step_timeout=1.0) as executor:
+        await executor.execute_model(ExecuteModel(1))
         with pytest.raises(CallTimeout, match="sample_tokens on rank 0"):
             await executor.sample_tokens(1)
-        await anyio.sleep(0.2)
+        go_on.set()
         await executor.execute_model(ExecuteModel(2))
         assert (await executor.sample_tokens(2)).output[0] == 2
 
@@ -243,12 +256,13 @@ async def test_closing_is_one_and_may_be_asked_for_by_many():
 async def test_a_cancelled_close_goes_on():
     """Whoever asks next finds it done."""
     executor = await probe()
-    blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.1,)))
-    await asyncio.sleep(0.02)
+    blocked = asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (20.0,)))
+    await asyncio.sleep(0)
     closing = asyncio.ensure_future(executor.close())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     closing.cancel()
     await asyncio.wait([closing, blocked])
+    assert closing.cancelled()
     await executor.close()
     assert executor.ranks[0].state == "stopped"
     assert isinstance(blocked.exception(), ExecutorClosed)
@@ -295,6 +309,11 @@ async def test_an_executor_that_is_dropped_warns():
     await system.aclose()
 
 
+def workers_here():
+    """Threads of workers; one that has said that it ends is here for a moment longer."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("aexec-worker")]
+
+
 def test_ten_rounds_of_asyncio_run_leave_nothing():
     """G26: no thread and no descriptor stays."""
 
@@ -302,10 +321,15 @@ def test_ten_rounds_of_asyncio_run_leave_nothing():
         async with probe() as executor:
             assert await executor.collective_rpc("echo", (1,)) == [1]
 
-    asyncio.run(use())
+    def run():
+        asyncio.run(use())
+        for thread in workers_here():
+            thread.join(10.0)
+
+    run()
     threads, descriptors = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
-        asyncio.run(use())
+        run()
     assert threading.active_count() <= threads
     assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
@@ -314,7 +338,7 @@ def test_ten_rounds_of_asyncio_run_leave_nothing():
 def test_a_program_that_forgets_to_close_ends_soon(busy):
     """G27: within 3 s, with its own exit code and a ResourceWarning."""
     program = f"""
-import asyncio, sys
+import asyncio, sys, time
 from aexec import ExecutorConfig, open_executor
 from aexec.testing.workers import ProbeWorker
 
@@ -326,9 +350,9 @@ async def main():
         await asyncio.sleep(0.05)
 
 asyncio.run(main())
+print(time.monotonic())
 sys.exit(7)
 """
-    began = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-W", "default::ResourceWarning", "-c", program],
         timeout=30,
@@ -338,7 +362,7 @@ sys.exit(7)
     )
     assert ended.returncode == 7, ended.stderr
     assert "ResourceWarning" in ended.stderr
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - float(ended.stdout) < 8  # one clock for all processes; wide, as a crowd may be waiting
 
 
 def test_the_warning_is_no_error_where_it_cannot_be_raised():
@@ -351,4 +375,7 @@ def test_the_warning_is_no_error_where_it_cannot_be_raised():
         warnings.simplefilter("ignore", ResourceWarning)
         executor = asyncio.run(use())
         del executor
+        gc.collect()
+        while workers_here():  # one that is not quite through with its last job holds on to all that this was of
+            gc.collect()
         gc.collect()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import statistics
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 import uvloop
+from stopwatch import Stopwatch
 
 from aexec import ExecuteModel, ExecutorConfig, ParallelConfig, open_executor
 from aexec.errors import ConfigError, ExecutorClosed
@@ -133,23 +135,24 @@ class Reports:
 async def test_a_ticker_never_notices_the_worker():
     """G10, issue 2: while a worker blocks, the loop turns as it does alone."""
     async with uni() as executor:
-        blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.3,)))
-        ticks, largest, last = 0, 0.0, time.monotonic()
-        while not blocked.done():
+        blocked = asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (20.0,)))
+        gaps, last = [], time.monotonic()
+        for _ in range(30):
             await asyncio.sleep(0.01)
             now = time.monotonic()
-            ticks, largest, last = ticks + 1, max(largest, now - last), now
-    assert ticks >= 5
-    assert largest < 0.2
+            gaps, last = [*gaps, now - last], now
+        assert not blocked.done()
+        blocked.cancel()
+    assert statistics.median(gaps) < 0.1  # of many, as the machine may be held up by others in one of them
 
 
 async def test_steps_are_launched_while_the_device_works():
     """The launch of the next step does not wait for the one before."""
     async with uni(StepProbeWorker) as executor:
-        began = time.monotonic()
-        for step in range(1, 5):
-            await executor.execute_model(ExecuteModel(step, {"seconds": 0.05}))
-        assert time.monotonic() - began < 0.15
+        with Stopwatch() as watch:
+            for step in range(1, 5):
+                await executor.execute_model(ExecuteModel(step, {"seconds": 0.05}))
+        assert watch.seconds < 0.15
         results = [await executor.sample_tokens(step) for step in range(1, 5)]
         assert [result.output[0] for result in results] == [1, 2, 3, 4]
 
@@ -223,11 +226,19 @@ def test_it_works_in_a_thread_and_touches_no_signal_handler():
 
 async def test_a_thread_that_hangs_is_left_behind_and_said():
     """Promise 8: close keeps its budget, and the thread ends when its work does."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(_worker):
+        begun.set()
+        assert go_on.wait(20.0)
+
     executor = await uni(close_grace=0.05)
-    blocked = asyncio.ensure_future(executor.collective_rpc("block", (0.4,)))
-    await asyncio.sleep(0.02)
-    began = time.monotonic()
-    await executor.close()
-    assert time.monotonic() - began < 0.3
-    with pytest.raises(ExecutorClosed, match="closed while block on rank 0 was pending"):
-        await blocked
+    hanging = asyncio.ensure_future(executor.collective_rpc(hang))
+    assert await asyncio.to_thread(begun.wait, 10.0)
+    with Stopwatch() as watch:
+        await executor.close()
+    assert not go_on.is_set()
+    assert watch.seconds < 0.3
+    go_on.set()
+    with pytest.raises(ExecutorClosed, match=r"closed while .*hang on rank 0 was pending"):
+        await hanging

@@ -10,6 +10,7 @@ import time
 import anyio
 import anyio.lowlevel
 import pytest
+from stopwatch import Stopwatch
 
 from aexec.errors import AexecError, CallTimeout, ConfigError, RemoteError, UnknownMethod
 
@@ -92,10 +93,12 @@ async def test_ten_thousand_calls_never_get_another_callers_answer(mp):
 async def test_a_missed_deadline_costs_one_call(executor):
     """G02: it ends soon after its limit with the answers that came and the ranks that are missing; the next works."""
     last = executor.world_size - 1
-    began = time.monotonic()
-    with pytest.raises(CallTimeout, match=r"block on rank.*limit of 0\.2 s \(it had started") as caught:
-        await executor.collective_rpc("block", (1.0, last), timeout=0.2)
-    assert time.monotonic() - began < 0.9
+    with (
+        Stopwatch() as watch,
+        pytest.raises(CallTimeout, match=r"block on rank.*limit of 0\.8 s \(it had started") as caught,
+    ):
+        await executor.collective_rpc("block", (2.5, last), timeout=0.8)
+    assert watch.seconds < 1.5
     notes = "\n".join(caught.value.__notes__)
     assert all(f"rank {rank}: answered" in notes for rank in range(last))
     assert f"rank {last}:" in notes
@@ -105,22 +108,21 @@ async def test_a_missed_deadline_costs_one_call(executor):
 
 async def test_one_budget_covers_ranks_that_are_slow_one_after_the_other(mp):
     """G03: not one budget for each rank."""
-    began = time.monotonic()
-    with pytest.raises(CallTimeout):
-        await mp.collective_rpc("block_in_turn", (0.25,), timeout=0.4)
-    assert time.monotonic() - began < 0.75
+    with Stopwatch() as watch, pytest.raises(CallTimeout):
+        await mp.collective_rpc("block_in_turn", (0.5,), timeout=0.8)
+    assert watch.seconds < 1.2
     await mp.collective_rpc("echo", (1,), timeout=10.0)
 
 
 async def test_a_call_whose_deadline_passes_in_the_queue_never_runs(executor):
     """G04: it fails when its limit is over, not when its turn comes."""
     entry = f"never {time.monotonic()}"
-    ahead = asyncio.ensure_future(executor.collective_rpc("block", (0.6,)))
+    ahead = asyncio.ensure_future(executor.collective_rpc("block", (1.5,)))
     await anyio.lowlevel.checkpoint()
-    began = time.monotonic()
-    with pytest.raises(CallTimeout, match="it never started"):
+    with Stopwatch() as watch, pytest.raises(CallTimeout, match="it never started"):
         await executor.collective_rpc("note", (entry,), timeout=0.2)
-    assert 0.19 < time.monotonic() - began < 0.55
+    assert watch.wall > 0.19
+    assert watch.seconds < 0.55
     await ahead
     assert all(entry not in log for log in await executor.collective_rpc("read_log"))
     with pytest.raises(CallTimeout, match="it never started"):
@@ -166,10 +168,11 @@ async def test_cancelling_one_of_twenty_callers_leaves_the_others_alone(executor
 async def test_a_cancelled_call_gives_its_place_to_the_next(executor):
     """G29: one that has not begun never runs, on no rank, and the counters return to nothing."""
     mark = f"call {time.monotonic()}"
-    first = asyncio.ensure_future(executor.collective_rpc("block", (0.3,), kwargs={"entry": f"{mark} first"}))
+    first = asyncio.ensure_future(executor.collective_rpc("block", (2.0,), kwargs={"entry": f"{mark} first"}))
     second = asyncio.ensure_future(executor.collective_rpc("note", (f"{mark} second",)))
     third = asyncio.ensure_future(executor.collective_rpc("note", (f"{mark} third",)))
-    await anyio.sleep(0.05)
+    while {rank.phase for rank in (await executor.check_health()).ranks} != {"block"}:
+        pass
     second.cancel()
     first.cancel()
     await third
@@ -203,15 +206,15 @@ async def test_what_cannot_travel_is_an_error_of_that_call_alone(mp):
 
 async def test_every_call_gets_an_answer(executor):
     """G52: an unknown method, wrong arguments, ranks that do not exist: soon, and by name."""
-    began = time.monotonic()
-    with pytest.raises(UnknownMethod, match="nope"):
-        await executor.collective_rpc("nope", timeout=300.0)
-    with pytest.raises(TypeError) as caught:
-        await executor.collective_rpc("echo", (1, 2, 3), timeout=300.0)
-    assert isinstance(caught.value, RemoteError)
-    with pytest.raises(ConfigError, match="99"):
-        await executor.collective_rpc("echo", (1,), ranks=[99])
-    assert time.monotonic() - began < 1.0
+    with Stopwatch() as watch:
+        with pytest.raises(UnknownMethod, match="nope"):
+            await executor.collective_rpc("nope", timeout=300.0)
+        with pytest.raises(TypeError) as caught:
+            await executor.collective_rpc("echo", (1, 2, 3), timeout=300.0)
+        assert isinstance(caught.value, RemoteError)
+        with pytest.raises(ConfigError, match="99"):
+            await executor.collective_rpc("echo", (1,), ranks=[99])
+    assert watch.seconds < 1.0
 
 
 async def test_no_message_is_lost_doubled_or_out_of_order(mp):

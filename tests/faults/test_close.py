@@ -8,6 +8,7 @@ import time
 import anyio
 import pytest
 import structlog
+from stopwatch import Stopwatch
 
 from aexec.errors import ExecutorClosed
 from aexec.testing.processes import ProcessWatch
@@ -42,7 +43,7 @@ async def test_the_last_hook_has_its_budget_and_then_comes_force(open_faulty, tm
             began = time.monotonic()
         assert 0.4 < time.monotonic() - began < 0.5 + 4.0
     with watch:
-        assert await asyncio.to_thread(watch.alive, 1.0) == []
+        assert await asyncio.to_thread(watch.alive, 5.0) == []
     assert sorted(farewell.read_text().split()) == ["0", "1"]
     said = [line for line in lines if line["event"] == "not all workers ended by themselves"]
     assert len(said) == 1
@@ -64,12 +65,11 @@ async def test_a_drain_lets_calls_finish_and_refuses_new_ones(open_faulty, backe
     running = [asyncio.ensure_future(executor.collective_rpc("block", (0.1,))) for _ in range(3)]
     hanging = asyncio.ensure_future(executor.collective_rpc("async_block", (30.0,)))
     await anyio.sleep(0.05)
-    closing = asyncio.ensure_future(executor.close(drain=1.0))
+    closing = asyncio.ensure_future(executor.close(drain=2.0))
     await anyio.sleep(0.05)
-    began = time.monotonic()
-    with pytest.raises(ExecutorClosed):
+    with Stopwatch() as watch, pytest.raises(ExecutorClosed):
         await executor.collective_rpc("echo", (1,))
-    assert time.monotonic() - began < 0.5
+    assert watch.seconds < 0.5
     assert await asyncio.gather(*running) == [list(range(executor.world_size))] * 3
     with pytest.raises(ExecutorClosed):
         await hanging

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from stopwatch import Stopwatch
 
 from aexec.testing.processes import ProcessWatch, descendants
 
@@ -40,10 +41,10 @@ def test_workers_end_with_a_driver_that_is_killed(start, way):
     assert said[0] == "busy"
     if way.startswith("SIG"):
         with program.watch() as watch:
-            program.kill(signal.Signals[way])
-            began = time.monotonic()
-            assert watch.alive(5.0) == []
-            assert time.monotonic() - began < 2.0
+            with Stopwatch() as stopwatch:
+                program.kill(signal.Signals[way])
+                assert watch.alive(20.0) == []
+            assert stopwatch.seconds < 2.0
     else:
         with ProcessWatch(int(pid) for pid in said[1:]) as watch:
             assert watch.alive(2.0) == []
@@ -123,10 +124,10 @@ asyncio.run(main())
     assert program.line() == "ready"
     time.sleep(0.0 if when == "in close" else 0.3)
     with program.watch() as watch:
-        program.interrupt_all()
-        began = time.monotonic()
-        assert watch.alive(10.0) == []
-        assert time.monotonic() - began < 3.0
+        with Stopwatch() as stopwatch:
+            program.interrupt_all()
+            assert watch.alive(20.0) == []
+        assert stopwatch.seconds < 3.0
     _, errors, code = program.finish()
     assert [line for line in errors.splitlines() if line.startswith(("(rank", "(fork server"))] == []
     assert errors.count("did not end within") <= 2

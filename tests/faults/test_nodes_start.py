@@ -104,14 +104,14 @@ def test_a_loop_that_is_blocked_is_no_death(nodes):
     """Signs of life are ZMQ's own threads': the user's code may hold up the loop, and the interpreter, for long."""
     leader = nodes.lead("""
 async def main():
-    async with make(node_timeout=1.0) as executor:
+    async with make(node_timeout=2.0) as executor:
         say(up=True)
-        time.sleep(3.0)
+        time.sleep(5.0)
         say(answers=len(await executor.collective_rpc("pid")))
 
 asyncio.run(main())
 """)
-    follower = nodes.follow(node_timeout=1.0)
+    follower = nodes.follow(node_timeout=2.0)
     leader.hear()
     assert leader.hear() == {"answers": 4}
     assert (leader.finish(), follower.finish()) == (0, 0)

@@ -66,12 +66,12 @@ async def test_a_rank_out_of_step_is_named(open_faulty):
 
         def execute(step):
             if step.step == 7 and worker.context.rank != 1:
-                worker.native_sleep(2.0)
+                worker.native_sleep(4.0)
             return inner(step)
 
         worker.execute_model = execute
 
-    async with open_faulty(step_timeout=0.5, close_grace=1.0) as executor:
+    async with open_faulty(step_timeout=1.5, close_grace=1.0) as executor:
         await executor.collective_rpc(skipping)
         for number in range(1, 7):
             await executor.execute_model(ExecuteModel(StepId(number)))
@@ -99,7 +99,10 @@ async def test_stages_work_at_the_same_time(open_faulty):
                 await executor.execute_model(ExecuteModel(StepId(number), {"seconds": 0.01}))
                 await executor.sample_tokens(StepId(number))
 
-        began = time.monotonic()
-        await asyncio.gather(*(step(number) for number in range(1, 41)))
+        took = []
+        for first in (1, 41, 81, 121):  # four times, as others may use the processors in one of them
+            began = time.monotonic()
+            await asyncio.gather(*(step(number) for number in range(first, first + 40)))
+            took.append(time.monotonic() - began)
         ideal = 40 * 0.01
-        assert ideal <= time.monotonic() - began < 2.0 * ideal
+        assert ideal <= min(took) < 2.0 * ideal

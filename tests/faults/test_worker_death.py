@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
 import anyio
 import pytest
+from stopwatch import Stopwatch
 
 from aexec.errors import ExecutorUnavailable, WorkerDied
 from aexec.messages.lifecycle import GroupRestarted
@@ -21,26 +21,27 @@ SOON = 1.0  # seconds in which all have to know; about a hundredth of it is usua
 SIGNALS = {"exit": (0, None)} | {way: (None, way) for way in WAYS_TO_DIE if way.startswith("SIG")}
 
 
-async def all_gone(watch, timeout=10.0):
-    with watch:
-        return await asyncio.to_thread(watch.alive, timeout) == []
+async def all_gone(processes, timeout=10.0):
+    with processes:
+        return await asyncio.to_thread(processes.alive, timeout) == []
 
 
 @pytest.mark.parametrize("way", WAYS_TO_DIE)
 async def test_every_way_to_die_ends_all_waiters_at_once(open_faulty, way):
     """G07, G30: by its signal's name; exit code 0 is a death too; health is bad at once, and nothing is left."""
     async with open_faulty(close_grace=0.5) as executor:
-        watch = ProcessWatch(info.pid for info in executor.ranks)
+        processes = ProcessWatch(info.pid for info in executor.ranks)
         waiting = [
             asyncio.ensure_future(executor.collective_rpc("die_or_wait", (way, 1, 60.0), timeout=300.0)),
             asyncio.ensure_future(executor.collective_rpc("async_block", (60.0,), timeout=300.0)),
             asyncio.ensure_future(executor.collective_rpc("echo", (1,))),
         ]
-        began = time.monotonic()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert time.monotonic() - began < SOON
-        report = await executor.check_health(timeout=0.5)
-        assert time.monotonic() - began < SOON + 0.5
+        with Stopwatch() as watch:
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert watch.seconds < SOON
+        with Stopwatch() as watch:
+            report = await executor.check_health(timeout=0.5)
+        assert watch.seconds < SOON
         assert not report
         assert report.ranks[1].state == "dead"
         assert [type(result) for result in results] == [WorkerDied] * 3
@@ -48,7 +49,7 @@ async def test_every_way_to_die_ends_all_waiters_at_once(open_faulty, way):
         assert results[0].phase == "die_or_wait"
         with pytest.raises(WorkerDied, match="rank 1"):
             await executor.collective_rpc("echo", (1,))
-    assert await all_gone(watch)
+    assert await all_gone(processes)
 
 
 async def test_a_death_is_seen_from_outside(open_faulty):
@@ -57,13 +58,13 @@ async def test_a_death_is_seen_from_outside(open_faulty):
         heard = asyncio.get_running_loop().create_future()
         executor.add_failure_callback(heard.set_result)
         events = executor.events()
-        began = time.monotonic()
-        os.kill(executor.ranks[2].pid, signal.SIGKILL)
-        error = await asyncio.wait_for(heard, SOON)
-        assert time.monotonic() - began < SOON
+        with Stopwatch() as watch:
+            os.kill(executor.ranks[2].pid, signal.SIGKILL)
+            error = await asyncio.wait_for(heard, 20.0)
+        assert watch.seconds < SOON
         assert isinstance(error, WorkerDied)
         assert (error.rank, error.signal, error.phase) == (2, "SIGKILL", "idle")
-        assert isinstance(await asyncio.wait_for(anext(events), SOON), WorkerDied)
+        assert isinstance(await asyncio.wait_for(anext(events), 20.0), WorkerDied)
         report = await executor.check_health(timeout=0.5)
         assert report.ranks[2].state == "dead"
         assert executor.ranks[2].state == "dead"
@@ -75,18 +76,18 @@ async def test_the_death_of_a_process_in_the_middle_is_seen(open_faulty):
     async with open_faulty() as executor:
         workers = [info.pid for info in executor.ranks]
         helpers = sorted(set(await asyncio.to_thread(descendants)) - of_others - set(workers))
-        watch = ProcessWatch([*workers, *helpers])
+        processes = ProcessWatch([*workers, *helpers])
         call = asyncio.ensure_future(executor.collective_rpc("async_block", (60.0 if helpers else 0.1,)))
         await anyio.sleep(0.1)
         for pid in helpers:
             os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        (result,) = await asyncio.gather(call, return_exceptions=True)
-        assert time.monotonic() - began < SOON
+        with Stopwatch() as watch:
+            (result,) = await asyncio.gather(call, return_exceptions=True)
+        assert watch.seconds < SOON
         assert isinstance(result, WorkerDied) == bool(helpers)
         assert "exit code None" not in str(result)
         assert bool(await executor.check_health(timeout=0.5)) != bool(helpers)
-    assert await all_gone(watch)
+    assert await all_gone(processes)
 
 
 async def test_failure_callbacks_of_both_kinds_are_told(open_faulty):
@@ -126,23 +127,21 @@ async def test_the_last_words_of_a_worker_are_in_the_error(open_faulty):
 async def test_ranks_in_a_collective_do_not_hide_an_error_or_a_death(open_faulty):
     """G06, G62: ranks 0 to 2 sit in a barrier: rank 3's error, and later its death, reach the caller at once."""
     async with open_faulty(ranks=4, close_grace=1.0, env={"OMP_NUM_THREADS": "1"}) as executor:
-        watch = ProcessWatch(info.pid for info in executor.ranks)
+        processes = ProcessWatch(info.pid for info in executor.ranks)
         assert await executor.collective_rpc("join_group", timeout=60.0) == [6] * 4
-        began = time.monotonic()
-        with pytest.raises(ValueError, match="rank 3 came to nothing") as caught:
+        with Stopwatch() as watch, pytest.raises(ValueError, match="rank 3 came to nothing") as caught:
             await executor.collective_rpc("barrier", kwargs={"raising_rank": 3}, timeout=60.0)
-        assert time.monotonic() - began < SOON
+        assert watch.seconds < SOON
         assert caught.value.rank == 3
         assert "in barrier" in caught.value.traceback_text
         assert sum("no answer" in note for note in caught.value.__notes__) == 3
         await executor.collective_rpc("barrier", ranks=[3], timeout=30.0)  # the others are still in theirs
         assert await executor.collective_rpc("echo", (1,), timeout=30.0) == [1] * 4
-        began = time.monotonic()
-        with pytest.raises(WorkerDied, match="rank 3") as death:
+        with Stopwatch() as watch, pytest.raises(WorkerDied, match="rank 3") as death:
             await executor.collective_rpc("barrier", kwargs={"dying_rank": 3}, timeout=60.0)
-        assert time.monotonic() - began < SOON
+        assert watch.seconds < SOON
         assert death.value.signal == "SIGKILL"
-    assert await all_gone(watch)
+    assert await all_gone(processes)
 
 
 @pytest.mark.parametrize("kind", ["signal", "in the call"])
@@ -173,7 +172,7 @@ async def test_a_group_is_rebuilt_within_its_budget(open_faulty, kind):
                 answers += kind == "signal"
         assert executor.generation == 3
         assert refused > 0
-        error = await asyncio.wait_for(failed, SOON)
+        error = await asyncio.wait_for(failed, 20.0)
         assert any("the 2 restarts allowed within 60 s are used up" in note for note in error.__notes__)
         with pytest.raises(WorkerDied):
             await executor.collective_rpc("echo", (1,))

@@ -29,7 +29,9 @@ def libuv_has_its_pipe() -> None:
 
 
 @pytest.fixture
-async def system() -> AsyncIterator[ActorSystem]:
-    """An open system in real time."""
-    async with ActorSystem(name="test", timeout=10.0) as system:
+async def system(request: pytest.FixtureRequest) -> AsyncIterator[ActorSystem]:
+    """An open system in real time; a test that has ``virtual_clock`` has it in virtual time."""
+    in_virtual_time = "virtual_clock" in request.fixturenames
+    clock = request.getfixturevalue("virtual_clock") if in_virtual_time else None
+    async with ActorSystem(name="test", timeout=10.0, clock=clock) as system:
         yield system

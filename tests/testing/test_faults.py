@@ -69,6 +69,7 @@ async def test_a_fault_ends_with_its_block(counter):
     assert injection.struck == 3
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_hang_lasts_until_the_asker_gives_up(counter):
     """The actor goes on then."""
     faults.inject(counter, faults.Hang(), times=1)
@@ -78,6 +79,7 @@ async def test_hang_lasts_until_the_asker_gives_up(counter):
     assert await counter.ask(Increment()) == 1
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_drop_loses_a_message_and_the_mailbox_goes_on(counter):
     """Its asker hears nothing until its deadline; a tell is just lost."""
     faults.inject(counter, faults.Drop(), kind=Increment, times=2)

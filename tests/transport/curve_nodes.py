@@ -13,7 +13,7 @@ from pathlib import Path
 from aexec.transport import Kind
 from aexec.transport.curve import CurveListener, NodeKey, dial_leader
 
-PATIENCE = 20.0  # seconds in which anything at all has to happen
+PATIENCE = 30.0  # seconds in which anything at all has to happen, a process's coming alive in a crowd of them too
 
 
 class Side:
@@ -58,11 +58,12 @@ class Leader:
         self.answered, link = await dial_leader(*self.listener.address, self.key, b"hello", **options)
         return await asyncio.wait_for(self.sides.get(), PATIENCE), Side(link)
 
-    async def process(self, node_timeout=3.0):
-        """A follower in a process of its own, and this end of the line to it."""
+    async def process(self, started, node_timeout=3.0):
+        """A follower in a process of its own, and this end of the line to it; it is in ``started`` from the first."""
         script = Path(__file__).with_name("curve_peers.py")
         command = [sys.executable, str(script), "follow", *map(str, self.listener.address), self.key.secret.hex()]
         child = subprocess.Popen([*command, str(node_timeout)])  # noqa: ASYNC220 - it is quick
+        started.append(child)
         return await asyncio.wait_for(self.sides.get(), PATIENCE), child
 
 
@@ -75,9 +76,7 @@ async def leader(host="127.0.0.1", **options):
     followed, follower = [], made.follower
 
     async def starting(**settings):
-        side, child = await process(**settings)
-        started.append(child)
-        return side, child
+        return await process(started, **settings)
 
     async def following(**settings):
         sides = await follower(**settings)

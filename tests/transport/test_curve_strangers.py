@@ -34,7 +34,7 @@ class Traffic:
     """Steps of a generation between a leader and a follower, one after the other, for as long as it runs."""
 
     def __init__(self, side):
-        self.side, self.steps, self.longest = side, 0, 0.0
+        self.side, self.steps, self.took = side, 0, []
         self.task = asyncio.ensure_future(self.run())
 
     async def run(self):
@@ -43,17 +43,17 @@ class Traffic:
             step = [self.steps, b"x" * 20_000]
             assert await self.side.ask(step) == step
             self.steps += 1
-            self.longest = max(self.longest, time.monotonic() - began)
+            self.took.append(time.monotonic() - began)
             await asyncio.sleep(0.001)
 
     async def goes_on(self, steps=20):
-        """So many more steps are made, none of which takes long."""
-        wanted, self.longest = self.steps + steps, 0.0
+        """So many more steps are made, none of which takes long, but for one in which the machine may stand still."""
+        wanted, self.took = self.steps + steps, []
         async with asyncio.timeout(PATIENCE):
             while self.steps < wanted:
                 await asyncio.sleep(0.005)
                 assert not self.task.done(), self.task
-        assert self.longest < 1.0
+        assert sorted(self.took)[-2] < 1.0
 
     async def stop(self):
         self.task.cancel()

@@ -20,7 +20,7 @@ from typing import Any, Final
 from aexec.actor.core import Core
 from aexec.actor.deferred import Deferred
 from aexec.actor.envelope import Envelope, Stage, here
-from aexec.actor.inbox import NOT_BEGUN, Inbox
+from aexec.actor.inbox import NOT_BEGUN, Inbox, joins_late
 from aexec.actor.logs import logger
 from aexec.actor.runtime import Interrupted, Promise, Section, start_in
 from aexec.errors import ActorError, CallTimeout, MessageNotPortable, note
@@ -115,7 +115,7 @@ class Desk(Inbox):
         if reply.done():
             self._drop(envelope, "cancelled")
             return False
-        if envelope.deadline is not None and envelope.deadline <= now:
+        if envelope.deadline is not None and envelope.deadline <= now and not joins_late(reply):
             reply.set_exception(CallTimeout(envelope.call, envelope.deadline - envelope.sent_at, started=False))
             self._drop(envelope, "expired")
             return False

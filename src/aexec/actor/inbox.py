@@ -22,7 +22,7 @@ from aexec.actor.table import HandlerTable
 from aexec.errors import CallCycle, CallTimeout, MailboxFull, UnhandledMessage
 from aexec.messages.base import AnyMessage, Message
 
-__all__ = ("DEFAULT", "NOT_BEGUN", "Default", "Inbox", "Timeout", "deadline_of")
+__all__ = ("DEFAULT", "NOT_BEGUN", "Default", "Inbox", "Joint", "Timeout", "deadline_of", "joins_late")
 
 
 class Default(enum.Enum):
@@ -36,6 +36,21 @@ Timeout = float | Default | None
 
 _NO_HANDLERS = HandlerTable({}, starts=False, stops=False)
 NOT_BEGUN = frozenset({Stage.WAITING, Stage.QUEUED, Stage.HELD, Stage.POSTPONED})
+
+
+class Joint(abc.ABC):
+    """What comes back of a message that several actors handle together: a ``runtime.Promise`` of each of them."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def join_late(self) -> bool:
+        """Its deadline has passed before it was begun. True: others are at it already, and need this one."""
+
+
+def joins_late(reply: Promise[Any]) -> bool:
+    """True for a message that is begun although its deadline has passed; see :class:`Joint`."""
+    return isinstance(reply, Joint) and reply.join_late()
 
 
 class Inbox(abc.ABC):

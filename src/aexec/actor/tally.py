@@ -14,7 +14,7 @@ from aexec.actor.core import Core
 from aexec.actor.deadlines import Timer
 from aexec.actor.desk import Desk
 from aexec.actor.envelope import Envelope
-from aexec.actor.inbox import NOT_BEGUN, Timeout, deadline_of
+from aexec.actor.inbox import NOT_BEGUN, Joint, Timeout, deadline_of
 from aexec.actor.logs import logger
 from aexec.actor.runtime import Promise
 from aexec.errors import ActorDied, ActorError, CallTimeout, note
@@ -23,7 +23,7 @@ from aexec.messages.base import AnyMessage
 __all__ = ("Part", "Tally")
 
 
-class Part:
+class Part(Joint):
     """The reply of one rank; a ``runtime.Promise``.
 
     Attributes:
@@ -48,12 +48,15 @@ class Part:
     def has_begun(self) -> bool:
         """True once its handler has, unless its actor died with it."""
         if self._done:
-            return self.envelope is not None and not isinstance(self.error, (ActorDied, CallTimeout))
+            is_answer = not self._cancelled and not isinstance(self.error, (ActorDied, CallTimeout))
+            return self.envelope is not None and is_answer
         return self.envelope is not None and self.envelope.stage not in NOT_BEGUN
 
     @property
     def state(self) -> str:
         """Where it stands, in words."""
+        if self._cancelled:
+            return "has not begun"
         if self._done:
             return "has answered" if self.error is None else f"raised {self.error!r}"
         return "was refused" if self.envelope is None else self.envelope.stage.value
@@ -81,13 +84,25 @@ class Part:
         self._settle()
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """Its handler has raised, or its actor has ended."""
+        """Its handler has raised, or its actor has ended; or it comes too late, and so does the call."""
+        if self.envelope is not None and self.envelope.stage in NOT_BEGUN and isinstance(exception, CallTimeout):
+            self.cancel()
+            self._tally.came_too_late()
+            return
         self.error = exception
         self._settle()
 
     def exception(self) -> BaseException | None:
         """What was raised."""
         return self.error
+
+    def join_late(self) -> bool:
+        """True: it is a shielded handler, and a rank that has begun it would be alone in a collective."""
+        envelope = self.envelope
+        if envelope is None or not envelope.handler.shield or not self._tally.has_begun:
+            return False
+        envelope.deadline = None
+        return True
 
     def _settle(self) -> None:
         self._done = True
@@ -139,6 +154,11 @@ class Tally:
         return f"<Tally {self.call}: {self._num_settled}/{len(self.parts)} have come>"
 
     @property
+    def has_begun(self) -> bool:
+        """True once the handler of any rank has."""
+        return any(part.has_begun for part in self.parts)
+
+    @property
     def is_over(self) -> bool:
         """True when no part is still to be taken."""
         return self._num_taken == len(self.parts)
@@ -181,6 +201,13 @@ class Tally:
         if self._num_settled == len(self.parts) and self._timer is not None:
             self._timer.cancel()
 
+    def came_too_late(self) -> None:
+        """A rank whose loop stood still has found the deadline past: those that have not begun either never will."""
+        for part in self.parts:
+            if part.envelope is not None and not part.done() and not part.has_begun:
+                part.cell.abandon(part.envelope, part)
+        self._wake()
+
     def end(self) -> None:
         """Nobody waits any longer: give up what has not come yet.
 
@@ -191,7 +218,7 @@ class Tally:
         """
         if self._timer is not None:
             self._timer.cancel()
-        has_begun = any(part.has_begun for part in self.parts)
+        has_begun = self.has_begun
         for part in self.parts:
             envelope = part.envelope
             if part.done() or envelope is None:
@@ -215,8 +242,7 @@ class Tally:
 
     def _timeout(self, deadline: float) -> CallTimeout:
         states = "; ".join(f"rank {part.rank} {part.state}" for part in self.parts)
-        started = any(part.has_begun for part in self.parts)
-        error: CallTimeout = note(CallTimeout(self.call, deadline - self._sent_at, started), states)
+        error: CallTimeout = note(CallTimeout(self.call, deadline - self._sent_at, self.has_begun), states)
         return error
 
     def _expire(self) -> None:

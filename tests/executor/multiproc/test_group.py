@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from stopwatch import Stopwatch
 
 from aexec import CallTimeout, ConfigError, RemoteError, WorkerDied
 from aexec.errors import ArenaFull, ChannelFull, ExecutorClosed, MessageNotPortable
@@ -53,9 +54,9 @@ def _limits_of_writers(_worker):
 async def test_idle_workers_end_by_being_asked(opening, caplog):
     """Nothing is said about it, and it takes no time."""
     async with opening() as executor:
-        began = time.monotonic()
-        await executor.close()
-        assert time.monotonic() - began < 0.5
+        with Stopwatch() as watch:
+            await executor.close()
+        assert watch.seconds < 0.5
     assert what_closing_said(caplog) == []
 
 
@@ -66,10 +67,10 @@ async def test_dead_halted_and_live_workers_are_brought_down_together(opening, c
         os.kill(pids[1], signal.SIGSTOP)
         await is_halted(pids[1])
         os.kill(pids[0], signal.SIGKILL)
-        began = time.monotonic()
-        await asyncio.gather(executor.close(), executor.close())
-        await executor.close()
-        assert time.monotonic() - began < 1.0
+        with Stopwatch() as watch:
+            await asyncio.gather(executor.close(), executor.close())
+            await executor.close()
+        assert watch.seconds < 1.0
         assert not [pid for pid in pids if state(pid)]
     (line,) = what_closing_said(caplog)
     assert line.startswith(f"rank 1 (pid {pids[1]}), idle, was stopped by a signal")
@@ -83,9 +84,10 @@ async def test_a_worker_that_will_not_end_is_made_to(opening, caplog):
         with anyio.fail_after(5):
             while {rank.phase for rank in (await executor.check_health()).ranks} != {"block"}:
                 pass
-        began = time.monotonic()
-        await executor.close()
-        assert 0.5 < time.monotonic() - began < 1.5
+        with Stopwatch() as watch:
+            await executor.close()
+        assert watch.wall > 0.5
+        assert watch.seconds < 1.5
         with pytest.raises(ExecutorClosed):
             await blocked
     (line,) = what_closing_said(caplog)
@@ -111,9 +113,9 @@ async def test_a_halted_worker_is_stuck(opening):
     async with opening() as executor:
         os.kill(executor.ranks[1].pid, signal.SIGSTOP)
         await is_halted(executor.ranks[1].pid)
-        began = time.monotonic()
-        report = await executor.check_health(timeout=0.3)
-        assert time.monotonic() - began < 0.6
+        with Stopwatch() as watch:
+            report = await executor.check_health(timeout=1.0)  # in which the other rank has to be heard
+        assert watch.seconds < 1.3
         assert [rank.state for rank in report.ranks] == ["alive", "stuck"]
         os.kill(executor.ranks[1].pid, signal.SIGCONT)
         assert await executor.check_health()
@@ -135,7 +137,7 @@ async def test_the_first_to_fail_is_the_cause(opening):
     with pytest.raises(ProbeError) as caught:
         async with opening(Waits, ranks=3, close_grace=0.2):
             pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # three processes come alive in it; the others would hang for 30 s
     error = caught.value
     assert isinstance(error, RemoteError)
     assert (error.rank, error.code) == (1, 7)
@@ -187,7 +189,7 @@ async def test_a_start_that_goes_on_is_not_cut_short(opening):
 
     began = time.monotonic()
     async with opening():
-        limit = max(1.5, 2 * (time.monotonic() - began))  # processes that are slow to come alive are no subject here
+        limit = max(3.0, 4 * (time.monotonic() - began))  # processes that are slow to come alive are no subject here
     settings = {"start_timeout": limit, "worker_kwargs": {"seconds": limit * 4 / 3}}
     began = time.monotonic()
     async with opening(Loads, **settings) as executor:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from stopwatch import Stopwatch
 
 from aexec.testing.processes import ProcessWatch
 
@@ -49,14 +50,17 @@ def script(tmp_path):
         process.communicate()
 
 
-def ended(process, timeout=30):
-    out, err = process.communicate(timeout=timeout)
+def ended(process, within=30):
+    with Stopwatch() as watch:
+        out, err = process.communicate(timeout=30)
+    assert watch.seconds < within
     return process.returncode, out.strip(), err.strip()
 
 
 def all_gone_within(pids, seconds):
-    with ProcessWatch(pids) as watch:
-        return not watch.alive(seconds)
+    with ProcessWatch(pids) as processes, Stopwatch() as watch:
+        left = processes.alive(20.0)
+    return not left and watch.seconds < seconds
 
 
 def pids_of(process):
@@ -212,7 +216,7 @@ def test_ctrl_c_ends_all_within_three_seconds(script, call):
     process = script(text, start_new_session=True)
     pids = pids_of(process)
     os.killpg(process.pid, signal.SIGINT)
-    code, _, err = ended(process, timeout=3)
+    code, _, err = ended(process, within=3)
     assert code == -signal.SIGINT
     assert err.endswith("KeyboardInterrupt")
     assert "(rank" not in err
@@ -230,7 +234,7 @@ def test_a_program_that_forgets_to_close_ends(script):
         asyncio.run(main())
     """)
     pids = pids_of(process)
-    code, _, _ = ended(process, timeout=3)
+    code, _, _ = ended(process, within=3)
     assert code == 5
     assert all_gone_within(pids, 1.0)
 

@@ -7,10 +7,10 @@ import contextlib
 import os
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
+from stopwatch import Stopwatch
 
 from aexec import ExecutorConfig, ParallelConfig, Restart
 from aexec.assemble import open_executor
@@ -135,33 +135,34 @@ async def test_health_is_answered_while_a_large_message_is_under_way():
 async def test_what_a_rank_elsewhere_does_is_seen_from_here():
     """G64: its phase, its health, and its stack, while its compute thread is busy; a stopped one is stuck."""
     async with two_nodes() as (executor, _):
-        call = asyncio.ensure_future(executor.collective_rpc("block", (1.5,), ranks=[1]))
+        call = asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (30.0,), ranks=[1]))
 
         async def is_at_work():
-            return (await executor.check_health()).ranks[1].phase == "block"
+            return (await executor.check_health()).ranks[1].phase == "block_until_cancelled"
 
         await eventually(is_at_work, "it blocks")
-        assert executor.ranks[1].phase == "block"
+        assert executor.ranks[1].phase == "block_until_cancelled"
         assert "in block" in (await executor.stacks())[1]
         assert re.search(r"rank 1: pid \d+ on node 1 \(.*block", executor.dump())
-        assert await asyncio.wait_for(executor.collective_rpc("async_echo", (1,)), 1.0) == [1, 1]
+        assert await executor.collective_rpc("async_echo", (1,), timeout=10.0) == [1, 1]
+        assert not call.done()
         os.kill(executor.ranks[1].pid, signal.SIGSTOP)
         try:
             await is_stopped(executor.ranks[1].pid)
-            report = await executor.check_health(timeout=0.3)
+            report = await executor.check_health(timeout=1.0)  # in which the other rank has to be heard
             assert [rank.state for rank in report.ranks] == ["alive", "stuck"]
         finally:
             os.kill(executor.ranks[1].pid, signal.SIGCONT)
-        assert await call == [None] or await call
+        call.cancel()
+        await asyncio.wait([call])
 
 
 async def test_an_error_elsewhere_is_an_error_here():
     """With its type, its rank and its traceback, at once, whoever else is busy."""
     async with two_nodes() as (executor, _):
-        began = time.monotonic()
-        with pytest.raises(RemoteError) as caught:
+        with Stopwatch() as watch, pytest.raises(RemoteError) as caught:
             await executor.collective_rpc("fail_or_block", (1, 2.0))
-        assert time.monotonic() - began < 1.0
+        assert watch.seconds < 1.0
         assert caught.value.rank == 1
         assert "fail_or_block" in caught.value.traceback_text
         with pytest.raises(ZeroDivisionError, match="division"):
@@ -175,11 +176,12 @@ async def test_a_death_elsewhere_is_a_death_here():
     async with two_nodes() as (executor, node):
         call = asyncio.ensure_future(executor.collective_rpc("block", (30.0,)))
         await eventually(lambda: _phase_is(executor, 1, "block"), "it blocks")
-        pid, began = executor.ranks[1].pid, time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerDied) as caught:
-            await call
-        assert time.monotonic() - began < 1.0
+        pid = executor.ranks[1].pid
+        with Stopwatch() as watch:
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDied) as caught:
+                await call
+        assert watch.seconds < 1.0
         error = caught.value
         assert (error.rank, error.pid, error.signal, error.phase) == (1, pid, "SIGKILL", "block")
         assert error.node == f"1 ({os.uname().nodename}, {node.options.address})"
@@ -264,9 +266,9 @@ async def test_a_close_ends_stopped_ranks_elsewhere(caplog):
         os.kill(executor.ranks[1].pid, signal.SIGSTOP)
         await is_stopped(executor.ranks[1].pid)
         pids = [info.pid for info in executor.ranks]
-        began = time.monotonic()
-        await asyncio.gather(executor.close(), executor.close())
-        assert time.monotonic() - began < 2.0
+        with Stopwatch() as watch:
+            await asyncio.gather(executor.close(), executor.close())
+        assert watch.seconds < 2.0
         assert {await asyncio.to_thread(state_of, pid) for pid in pids} <= {"", "Z"}
     (said,) = [record.aexec["what"] for record in caplog.records if "what" in getattr(record, "aexec", {})][-1:]
     assert re.search(r"node 1 \(.*\): rank 1 \(pid \d+\), idle, was stopped by a signal", said)
