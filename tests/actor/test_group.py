@@ -403,6 +403,37 @@ async def test_leaving_early_gives_up_the_rest(group, board):
             pass
 
 
+async def test_a_second_task_is_refused_and_the_first_goes_on(group, board):
+    """Of two tasks that wait for a reply one would never be told of it, so the later one hears so at once."""
+    got: list[tuple[int, int | BaseException]] = []
+    async with group.as_done(Work()) as done, anyio.create_task_group() as tasks:
+
+        async def take() -> None:
+            got.append(await anext(done))
+
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(anyio.BusyResourceError, match="already waiting for the replies to Work to tp"):
+            await anext(done)
+        board.gates[2].set()
+    assert got == [(2, 20)]
+
+
+async def test_who_waits_is_told_when_the_block_is_left(group):
+    """What was given up comes no more, and nobody waits for it: neither another task nor a later one."""
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, group.as_done(Work(), timeout=None) as done:
+
+            async def take() -> None:
+                with pytest.raises(RuntimeError, match="Work to tp that had not come were given up"):
+                    await anext(done)
+
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+        with pytest.raises(RuntimeError, match="were given up"):
+            await anext(done)
+
+
 # ---------------------------------------------------------------- told, and ended
 
 

@@ -181,6 +181,40 @@ async def test_the_time_between_items_has_a_limit(model):
         assert [item async for item in items] == [1]
 
 
+async def test_a_second_reader_is_refused_and_the_first_goes_on(model):
+    """Of two tasks that wait for an item one would never be told of it, so the later one hears so at once."""
+    ref, actor = model
+    async with ref.stream(Silent()) as items, anyio.create_task_group() as tasks:
+        assert await anext(items) == 0
+        got: list[int] = []
+
+        async def read() -> None:
+            got.extend([item async for item in items])
+
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(anyio.BusyResourceError, match="already waiting for the items"):
+            await anext(items)
+        actor.gate.set()
+        await until(lambda: got == [1])
+
+
+async def test_a_reader_is_told_when_another_task_leaves_the_block(model):
+    """Closing a stream ends the wait of whoever still reads it."""
+    ref, actor = model
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, ref.stream(Silent()) as items:
+            assert await anext(items) == 0
+
+            async def read() -> None:
+                with pytest.raises(RuntimeError, match="is not open"):
+                    await anext(items)
+
+            tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+    assert actor.closed == 1
+
+
 @pytest.mark.parametrize("how", ["stop", "fail"])
 async def test_the_end_of_the_actor_ends_the_stream(model, how):
     """A stream whose actor ends raises ActorDied in its consumer, and its generator is closed."""
@@ -231,9 +265,14 @@ async def test_a_stream_from_an_actor_that_waits_for_you_is_a_cycle(model):
 async def test_a_stream_is_no_ask_and_an_ask_is_no_stream(model):
     """Each verb refuses the other's messages, by name."""
     ref, _ = model
-    with pytest.raises(UnhandledMessage, match=r"no handler for Tokens; it handles Ping, Relay, Tokens \(a stream\)"):
+    with pytest.raises(
+        UnhandledMessage, match=r"no handler for Tokens; it handles Ping, Relay, Tokens \(a stream\)"
+    ) as no:
         await ref.ask(Tokens(1))
-    with pytest.raises(UnhandledMessage, match="no handler for Ping"):
+    assert str(no.value).endswith(": what is a stream is opened by `async with ref.stream(...)`")
+    with pytest.raises(
+        UnhandledMessage, match=r"no handler for Ping; .*: what is no stream is sent by ask\(\) or tell"
+    ):
         async with ref.stream(Ping()):
             pass
 

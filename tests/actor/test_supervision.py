@@ -59,6 +59,8 @@ def test_any_wait_strategy_of_tenacity_will_do():
     by_error = tenacity.wait_exception(lambda error: 7.0 if error is ERROR else 0.0)
     assert delay_before(by_error, 1, ERROR) == 7.0
     assert delay_before(lambda state: -1.0, 1, ERROR) == 0.0
+    with pytest.raises(ValueError, match="gives inf seconds: expected a finite number"):
+        delay_before(lambda state: float("inf"), 1, ERROR)
 
 
 def test_restarts_come_back_with_time():
@@ -74,6 +76,8 @@ def test_restarts_come_back_with_time():
         ({"strategy": "all"}, "strategy is 'all': expected one of one_for_one, one_for_all, rest_for_one"),
         ({"max_restarts": -1}, "max_restarts is -1"),
         ({"within": 0.0}, "within 0.0"),
+        ({"backoff": 1.0}, r"backoff is 1\.0: expected Backoff\(\.\.\.\), or another"),
+        ({"directive": "restart"}, "directive is 'restart': expected a Directive, as Directive.RESTART"),
         ({"exhausted": Directive.RESTART}, "expected Directive.STOP or Directive.ESCALATE"),
     ],
 )

@@ -208,6 +208,16 @@ async def test_messages_held_back_for_a_slot_begin_in_the_next_incarnation(syste
     await ref.stop(timeout=0.0)
 
 
+async def test_a_backoff_that_fails_is_logged_and_the_actor_comes_back(system, events):
+    """The fault of a wait strategy is not the actor's: it waits as by default."""
+    wait_for_ever = Supervision(backoff=lambda state: float("inf"))
+    ref = await system.using(supervision=wait_for_ever).spawn(Child, events)
+    with structlog.testing.capture_logs() as logs:
+        await ref.tell(Break())
+        assert await ref.ask(Count()) == 1
+    assert "backoff failed" in [entry["event"] for entry in logs]
+
+
 async def test_children_end_before_their_parent_is_restarted(system, events):
     """A restarted actor begins without children."""
     top = await system.using(supervision=Supervision(backoff=QUICK), name="top").spawn(Mother, events)

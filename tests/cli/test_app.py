@@ -89,6 +89,7 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(capsys: pyte
             2,
             "'and more' belongs to no option: a prompt is given by --prompt",
         ),
+        (["doctor", "please"], 2, "'please' belongs to no option\n"),
         ([*GENERATE, "--prompt", "x", "--executor", "mp", "--ray-address", "auto"], 2, "a setting of backend='ray'"),
         ([*GENERATE, "--prompt", "x", "--executor", "ray", "--nnodes", "2"], 2, "a setting of backend='mp'"),
         ([*GENERATE, "--prompt", "x", "--nnodes", "2", "-tp", "3"], 2, "3 ranks do not divide among 2 nodes"),

@@ -130,6 +130,15 @@ async def test_a_refused_update_leaves_the_engine_as_it_was():
         assert (await llm.complete(PROMPT, GREEDY)).token_ids == before
 
 
+@pytest.mark.parametrize("weights", [7, "seed", [("seed",)], ["seed", 7], {7: 7}], ids=repr)
+async def test_weights_of_another_kind_are_refused_by_what_was_expected(weights):
+    """What holds no names with tensors is said to, and nothing has changed."""
+    async with AsyncLLM("dummy") as llm:
+        with pytest.raises(ConfigError, match=r"weights (are|is) .*: expected full tensors by their names") as caught:
+            await llm.update_weights(weights)
+        assert "the weights are what they were" in caught.value.__notes__
+
+
 async def test_an_empty_update_is_no_update():
     """What is missing is named."""
     async with AsyncLLM("dummy") as llm:

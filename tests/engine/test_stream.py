@@ -10,7 +10,7 @@ import pytest
 from aexec.engine.completion import collect
 from aexec.engine.generation import Generation
 from aexec.engine.stream import SampleStreams, TokenStream
-from aexec.errors import RequestFailed
+from aexec.errors import RequestFailed, WrongLoop
 from aexec.messages.request import SamplingParams, TokenLogprobs
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +122,25 @@ async def test_a_request_that_is_left_while_its_prompt_is_encoded_never_begins()
     with pytest.raises(StopAsyncIteration):
         await first
     assert driver.submitted == []
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_reader_on_another_loop_is_refused_and_the_request_goes_on(engine, has_begun, samples):
+    """Nobody would wake it there; on the engine's own loop the request can still be read."""
+    async with engine() as (llm, executor):
+        stream = llm.generate("a", SamplingParams(max_tokens=3, n=samples), request_id="a")
+        chunks = [await anext(stream)] if has_begun else []
+        executor.hold()
+
+        async def read() -> None:
+            await anext(stream)
+
+        with pytest.raises(WrongLoop, match="actor system engine belongs to"):
+            await asyncio.to_thread(asyncio.run, read())
+        executor.release()
+        chunks += [chunk async for chunk in stream]
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 3 * samples
 
 
 async def test_a_cancelled_wait_takes_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -125,6 +126,37 @@ def test_the_thread_ends_with_the_engine():
         llm.generate("x")
 
 
+def test_it_may_be_opened_from_several_threads_at_once():
+    """One of them starts the engine; the others wait for it."""
+    before = engine_threads()
+    llm = LLM("dummy")
+    with ThreadPoolExecutor(4) as pool:
+        opened = [pool.submit(llm.open) for _ in range(4)]
+        assert [future.result(timeout=20) for future in opened] == [llm] * 4
+    assert engine_threads() == before + 1
+    llm.close()
+    assert engine_threads() == before
+
+
+def test_a_call_that_another_thread_closes_under_says_so():
+    """Neither what waits in a loop that is stopped, nor what comes to it later, waits for ever."""
+    thread = sync._LoopThread("aexec-dummy")
+    has_begun = threading.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(thread.run, work())
+        assert has_begun.wait(10)
+        thread.stop()
+        with pytest.raises(ExecutorClosed, match="another thread has closed it"):
+            waiting.result(timeout=10)
+    with pytest.raises(ExecutorClosed, match="another thread has closed it"):
+        thread.run(work())
+
+
 def test_a_failed_start_leaves_no_thread():
     """What ``open`` raised is what the workers raised."""
     before = engine_threads()
@@ -157,7 +189,7 @@ with LLM("dummy:forward_seconds=0.005,max_model_len=100000", num_blocks=8000) as
 
 FORGOTTEN = """
 from aexec import LLM, SamplingParams
-llm = LLM("dummy").open()
+llm = LLM("dummy", executor={executor!r}, tensor_parallel_size={ranks}).open()
 print(llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
 """
 
@@ -199,11 +231,12 @@ print(code, llm.generate("a", SamplingParams(max_tokens=2))[0].finish_reason)
     ("program", "said"),
     [
         (INTERRUPTED, "interrupted 0 length"),
-        (FORGOTTEN, "length"),
+        (FORGOTTEN.format(executor="uni", ranks=1), "length"),
+        (FORGOTTEN.format(executor="mp", ranks=2), "length"),
         (NOTEBOOK, "length True"),
         (FORKED, "a fork of it without its threads: make another LLM here\n3 length"),
     ],
-    ids=["ctrl-c", "forgotten", "notebook", "forked"],
+    ids=["ctrl-c", "forgotten", "forgotten-mp", "notebook", "forked"],
 )
 def test_a_program_works_and_ends_cleanly(program, said):
     """Ctrl-C aborts the waiting call only; a forgotten close does not hang, nor does a fork; a running loop is no obstacle."""

@@ -4,7 +4,7 @@ import pytest
 
 from aexec import ExecutorConfig
 from aexec.errors import CallTimeout, ConfigError
-from aexec.executor.limits import check_arguments, check_ranks, check_timeout
+from aexec.executor.limits import check_arguments, check_method, check_ranks, check_timeout
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0, -1.0])
@@ -50,6 +50,13 @@ def test_arguments_are_a_sequence_of_them(args):
     assert check_arguments("add", (), None) == ((), {})
 
 
+def test_a_method_is_a_name_or_can_be_called():
+    """What is neither is refused where the call is made."""
+    assert (check_method("echo"), check_method(str.upper)) == ("echo", "str.upper")
+    with pytest.raises(ConfigError, match="method is 3: expected a method's name, or a function"):
+        check_method(3)
+
+
 def test_named_arguments_are_a_mapping():
     """And what else was given is shown."""
     with pytest.raises(ConfigError, match=r"kwargs of add is \[1\]: expected a dict"):
@@ -61,6 +68,8 @@ def test_named_arguments_are_a_mapping():
     [
         ({"worker_kwargs": [1]}, r"ExecutorConfig.worker_kwargs is \[1\]: expected a dict"),
         ({"env": ["A=1"]}, r"ExecutorConfig.env is \['A=1'\]: expected a dict"),
+        ({"worker_init": "m:set_up"}, r"ExecutorConfig.worker_init is 'm:set_up': expected a list of functions"),
+        ({"worker_extension": "m:Extra"}, r"ExecutorConfig.worker_extension is 'm:Extra': expected a list of classes"),
         ({"env": {"A": "1", "B": 2}}, r"ExecutorConfig.env\['B'\] is 2: expected text for name and value"),
     ],
 )

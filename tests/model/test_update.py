@@ -55,3 +55,8 @@ def test_a_long_list_of_names_is_cut() -> None:
     error = WeightsMismatch(missing=[f"layer.{number}" for number in range(9)])
     assert str(error) == "still missing: layer.0, layer.1, layer.2, layer.3, layer.4 and 4 more"
     assert len(error.missing) == 9
+
+
+def test_names_that_are_none_are_listed_like_others() -> None:
+    """Whatever came as a name, the error can be printed."""
+    assert str(WeightsMismatch(unknown=[7])) == "the model has no weight named 7"  # type: ignore[list-item]

@@ -148,9 +148,11 @@ async def test_a_fault_of_ones_own(counter):
 
 
 async def test_what_cannot_be_struck_is_said_at_once(counter):
-    """An actor that has ended, a message it has no handler for, a number of times that is none."""
+    """An actor that has ended, a message it has no handler for, a number of times and a fault that are none."""
     with pytest.raises(ConfigError, match="times is 0"):
         faults.inject(counter, faults.Hang(), times=0)
+    with pytest.raises(ConfigError, match=r"fault is ValueError\(.x.\): expected one as faults.Raise\(error\)"):
+        faults.inject(counter, ValueError("x"))
 
     class Other(Message[None], frozen=True):
         pass

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
+from anyio import BusyResourceError
+
 from aexec.actor.envelope import here
 from aexec.actor.runtime import Promise
 from aexec.messages.base import AnyMessage
@@ -87,12 +89,19 @@ class Channel(Generic[T]):
         return item
 
     async def wait(self) -> None:
-        """Wait until :meth:`wake` is called: there is an item, or the end, or time is up."""
-        self._reader = self._make_promise()
+        """Wait until :meth:`wake` is called: there is an item, or the end, or time is up.
+
+        Raises:
+            BusyResourceError: Another task is waiting here.
+        """
+        if self._reader is not None and not self._reader.done():
+            raise BusyResourceError("waiting for the items of")
+        self._reader = reader = self._make_promise()
         try:
-            await self._reader
+            await reader
         finally:
-            self._reader = None
+            if self._reader is reader:
+                self._reader = None
 
     def wake(self) -> None:
         """Let the consumer look."""
@@ -102,6 +111,7 @@ class Channel(Generic[T]):
         """Take no more items; False: the handler does not wait for room, and has to be cut short."""
         self.is_closing = True
         self.items.clear()
+        self.wake()  # whoever still waits for an item, as another task may
         if self._writer is None:
             return False
         _fulfil(self._writer)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, final
 
+from anyio import BusyResourceError
+
 from aexec.actor.cell import Cell
 from aexec.actor.envelope import Stage, here
 from aexec.actor.inbox import DEFAULT, Timeout, deadline_of
@@ -212,12 +214,16 @@ class AsDone(Generic[R]):
         """The next rank and its reply, or its error.
 
         Raises:
+            BusyResourceError: Another task is waiting here.
             CallTimeout: The limit has passed.
+            RuntimeError: The block was left, or a wait in it cancelled, before this one had come.
         """
         if self._tally.is_over:
             raise StopAsyncIteration
         try:
             part = await self._tally.next()
+        except BusyResourceError:  # another task waits, and goes on
+            raise
         except BaseException:
             self._tally.end()
             raise

@@ -83,19 +83,19 @@ class Stream(Generic[T]):
 
         Raises:
             ActorDied: The actor has failed, or was stopped.
+            BusyResourceError: Another task is waiting here.
             CallTimeout: It did not come in time; one may go on and ask for it again.
             RuntimeError: The block was not entered, or has been left.
             Exception: What the generator raised.
         """
-        channel, by = self._channel, self._deadline()
-        if channel is None or channel.is_closing:
-            raise RuntimeError(f"the stream {self._call} is not open: `async with` opens it, and closes it")
+        channel, by = self._opened(), self._deadline()
         while not channel.items:
             if channel.done():
                 if (error := channel.exception()) is not None:
                     raise error
                 raise StopAsyncIteration
             await self._wait(channel, by)
+            self._opened()  # another task may have closed it meanwhile
             if not channel.items and not channel.done() and self._cell.core.runtime.now() >= by:
                 raise self._timeout()
         self._taken += 1
@@ -123,6 +123,12 @@ class Stream(Generic[T]):
         error = channel.exception()
         if error is not None and not isinstance(error, ActorError):
             raise error
+
+    def _opened(self) -> Channel[T]:
+        channel = self._channel
+        if channel is None or channel.is_closing:
+            raise RuntimeError(f"the stream {self._call} is not open: `async with` opens it, and closes it")
+        return channel
 
     def _deadline(self) -> float:
         """Until when the consumer waits from now on, in monotonic seconds."""

@@ -139,6 +139,12 @@ class Supervision:
             raise ConfigError(
                 f"max_restarts is {self.max_restarts} and within {self.within}: expected 0 or more, and seconds above 0"
             )
+        if not callable(self.backoff):
+            raise ConfigError(
+                f"backoff is {self.backoff!r}: expected Backoff(...), or another of tenacity's wait strategies"
+            )
+        if not isinstance(self.directive, Directive):  # pyright: ignore[reportUnnecessaryIsInstance] - as of its users
+            raise ConfigError(f"directive is {self.directive!r}: expected a Directive, as Directive.RESTART")
         if self.exhausted not in {Directive.STOP, Directive.ESCALATE}:
             raise ConfigError(f"exhausted is {self.exhausted}: expected Directive.STOP or Directive.ESCALATE")
 
@@ -172,11 +178,17 @@ def delay_before(wait: WaitBaseT, attempt: int, error: BaseException) -> float:
         wait: The strategy; it sees ``attempt`` and ``error`` as tenacity would show them.
         attempt: Which restart of the actor within the window, from 1.
         error: The failure.
+
+    Raises:
+        ValueError: The strategy gives no finite number.
     """
     state = tenacity.RetryCallState(tenacity.Retrying(), fn=None, args=(), kwargs={})
     state.attempt_number = attempt
     state.set_exception((type(error), error, error.__traceback__))
-    return max(0.0, float(wait(state)))
+    seconds = float(wait(state))
+    if not math.isfinite(seconds):
+        raise ValueError(f"the wait strategy {wait!r} gives {seconds} seconds: expected a finite number")
+    return max(0.0, seconds)
 
 
 class Budget:

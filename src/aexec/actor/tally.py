@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from anyio import BusyResourceError
+
 from aexec.actor.core import Core
 from aexec.actor.deadlines import Timer
 from aexec.actor.desk import Desk
@@ -143,7 +145,7 @@ class Tally:
         self._waiter: Promise[None] | None = None
         self.parts = [Part(self, rank, cell) for rank, cell in enumerate(cells)]
         self._num_taken = self._num_settled = 0
-        self._is_left = False
+        self._is_left = self._is_ended = False
         self._timer: Timer | None = None
         for part in self.parts:
             self._send(part, message)
@@ -167,16 +169,23 @@ class Tally:
         """The part that has come first of those not taken, of lower rank first in one turn.
 
         Raises:
+            BusyResourceError: Another task is waiting here.
             CallTimeout: There was none in time; names what each rank does.
+            RuntimeError: Those that have not come were given up.
         """
         while not self._arrived:
             if self._deadline is not None and self._core.runtime.now() >= self._deadline:
                 raise self._timeout(self._deadline)
-            self._waiter = self._core.runtime.promise()
+            if self._is_ended:
+                raise RuntimeError(f"the replies to {self.call} that had not come were given up: nobody waits for them")
+            if self._waiter is not None and not self._waiter.done():
+                raise BusyResourceError(f"waiting for the replies to {self.call} from")
+            self._waiter = waiter = self._core.runtime.promise()
             try:
-                await self._waiter
+                await waiter
             finally:
-                self._waiter = None
+                if self._waiter is waiter:
+                    self._waiter = None
         self._num_taken += 1
         return self._arrived.popleft()
 
@@ -216,6 +225,8 @@ class Tally:
         rank cannot leave without hanging the rest; else each rank is given up on its own,
         as a single ask is.
         """
+        self._is_ended = True
+        self._wake()  # whoever still waits, as another task may
         if self._timer is not None:
             self._timer.cancel()
         has_begun = self.has_begun

@@ -192,7 +192,15 @@ class Ward(Desk):
         if self._budget is None:
             self._budget = Budget()
         attempt = self._budget.spend(self.core.runtime.now(), self._policy)
-        return None if attempt is None else delay_before(self._policy.backoff, attempt, error)
+        return None if attempt is None else self._delay(attempt, error)
+
+    def _delay(self, attempt: int, error: BaseException) -> float:
+        """By its own strategy; by the default one where that fails, so that its fault is not the actor's."""
+        try:
+            return delay_before(self._policy.backoff, attempt, error)
+        except Exception:  # noqa: BLE001 - whatever a strategy of the user's raises
+            logger(actor=self.name).exception("backoff failed", backoff=repr(self._policy.backoff))
+            return delay_before(_DEFAULT.backoff, attempt, error)
 
     def _exhausted(self, error: BaseException) -> BaseException:
         policy = self._policy

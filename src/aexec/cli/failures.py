@@ -45,7 +45,10 @@ def _said(error: AexecError | CycloptsError) -> str:
     """The error's text; where the parser only names what it does not understand, also what was meant, most likely."""
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
-        return f"{words!r} belongs to no option: a prompt is given by --prompt, in quotes if it has several words"
+        said = f"{words!r} belongs to no option"
+        if "generate" not in (error.command_chain or ()):
+            return said
+        return f"{said}: a prompt is given by --prompt, in quotes if it has several words"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return _MISSING.get(error.argument.name, str(error))
     return str(error)

@@ -144,11 +144,8 @@ class ExecutorConfig(RayOptions, NodeOptions):
         whole(self, 1, "max_concurrent_steps")
         whole(self, 65536, "arena_bytes")
         one_of(self, "on_timeout", "fail_call", "fail_executor")
-        if isinstance(self.worker_extension, str | type):
-            raise ConfigError(
-                f"ExecutorConfig.worker_extension is {self.worker_extension!r}: expected a list of classes or of "
-                "'package.module:Class'"
-            )
+        self._check_lists_of("worker_extension", "classes or of 'package.module:Class'")
+        self._check_lists_of("worker_init", "functions or of 'package.module:function'")
         one_of(self, "start_method", "forkserver", "spawn")
         one_of(self, "worker_output", "stderr", "log", "none")
         if self.on_failure != "fail" and not isinstance(self.on_failure, Restart):
@@ -165,3 +162,8 @@ class ExecutorConfig(RayOptions, NodeOptions):
                 f"ExecutorConfig.{elsewhere[0]} is {getattr(self, elsewhere[0])!r} and backend is {self.backend!r}: that "
                 "is a setting of backend='mp'; take that one, or leave it out"
             )
+
+    def _check_lists_of(self, name: str, what: str) -> None:
+        value: object = getattr(self, name)
+        if isinstance(value, str) or callable(value):  # the letters of a text would be taken one by one
+            raise ConfigError(f"ExecutorConfig.{name} is {value!r}: expected a list of {what}")

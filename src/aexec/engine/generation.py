@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, Self
@@ -10,7 +11,7 @@ from anyio import BusyResourceError, to_thread
 
 from aexec.engine.stream import SampleStreams, TokenStream
 from aexec.engine.text import Tokenizer
-from aexec.errors import InvalidRequest, QueueFull
+from aexec.errors import InvalidRequest, QueueFull, WrongLoop
 from aexec.messages.request import RequestOptions, SamplingParams, TokenChunk
 from aexec.messages.structured import short
 
@@ -68,6 +69,7 @@ class Generation(AsyncIterator[TokenChunk]):
         self.request_id = request_id
         self._driver, self._prompt, self._sampling, self._options = driver, prompt, sampling, options
         self._stream: TokenStream | SampleStreams | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # the engine's, once it has begun
         self._is_over = self._is_patient = self._is_read = False
 
     def merged(self) -> Self:
@@ -87,6 +89,7 @@ class Generation(AsyncIterator[TokenChunk]):
             RequestTimeout: It took longer than its timeout.
             RequestAborted: The engine was closed.
             BusyResourceError: Another task is waiting here.
+            WrongLoop: The engine was opened on another event loop.
             AexecError: What ended the executor.
         """
         if self._is_over:
@@ -95,8 +98,10 @@ class Generation(AsyncIterator[TokenChunk]):
             raise BusyResourceError(f"reading the stream of request {self.request_id} from")
         self._is_read = True
         try:
-            stream = self._stream or await self._begin()
+            stream = self._begun() or await self._begin()
             chunk = await stream.get()
+        except WrongLoop:  # nobody would wake it here; on the engine's own loop it goes on
+            raise
         except BaseException:
             self._leave()
             raise
@@ -117,6 +122,12 @@ class Generation(AsyncIterator[TokenChunk]):
         """Leave."""
         self._leave()
 
+    def _begun(self) -> TokenStream | SampleStreams | None:
+        """Where its tokens come; None: it has not begun."""
+        if self._loop is not None and self._loop is not (here := asyncio.get_running_loop()):
+            raise WrongLoop("engine", repr(self._loop), repr(here))
+        return self._stream
+
     async def _begin(self) -> TokenStream | SampleStreams:
         prompt = await self._driver.encode(self._prompt)
         if self._is_over:  # it was left meanwhile
@@ -125,7 +136,12 @@ class Generation(AsyncIterator[TokenChunk]):
         for each in streams:
             each.is_patient = self._is_patient
         self._stream = stream = streams[0] if len(streams) == 1 else SampleStreams(streams)
-        await self._driver.submit(prompt, self._sampling, self._options, streams)
+        try:
+            await self._driver.submit(prompt, self._sampling, self._options, streams)
+        except WrongLoop:
+            self._stream = None  # nothing was sent
+            raise
+        self._loop = asyncio.get_running_loop()
         return stream
 
     def _leave(self) -> None:

@@ -25,7 +25,7 @@ from aexec.engine.replicated.calls import EndTurn, TakeTurn
 from aexec.errors import AexecError, CallTimeout, ConfigError, ModelNotReady, UnknownMethod, note
 from aexec.executor.base import Executor
 from aexec.executor.lifecycle import ExecutorState
-from aexec.messages.operations import WEIGHT_METHODS, NamedTensors, PauseMode, WeightsReport, pairs_of
+from aexec.messages.operations import WEIGHT_METHODS, NamedTensors, PauseMode, WeightsReport, pair_of, pairs_of
 from aexec.observe.hub import EventStream
 
 __all__ = ("CHUNK_BYTES", "EngineOperations")
@@ -351,7 +351,7 @@ def _next_chunk(pairs: Iterator[tuple[str, Any]], limit: int) -> list[tuple[str,
     chunk: list[tuple[str, Any]] = []
     size = 0
     while size < limit and (pair := next(pairs, None)) is not None:
-        name, tensor = pair
+        name, tensor = pair_of(pair)
         if hasattr(tensor, "full_tensor"):  # spread over a trainer's ranks, all of which come to it in this order
             tensor = tensor.full_tensor()
         chunk.append((name, tensor))

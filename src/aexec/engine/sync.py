@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent import futures
 from os import PathLike
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -33,6 +34,7 @@ __all__ = ("LLM",)
 R = TypeVar("R")
 
 _CANCEL_SECONDS = 10.0  # that an interrupted call has to end
+_CLOSED_MEANWHILE = "another thread has closed it: open() it again, or keep it open for as long as it is called"
 
 
 class LLM:
@@ -52,21 +54,14 @@ class LLM:
     def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
         self._llm = self.engine_class(model, **settings)
         self._thread: _LoopThread | None = None
-        self._closer: weakref.finalize[Any, Self] | None = None
+        self._closer: weakref.finalize[Any, Any] | None = None
+        self._opening = threading.Lock()
 
     def open(self) -> Self:
         """Start the engine; raises what ``AsyncLLM.open`` raises."""
-        if self._thread is None:
-            self._room, self._door = asyncio.Semaphore(self._llm.scheduling.max_num_waiting), asyncio.Lock()
-            thread = _LoopThread(f"aexec-{self._llm.model.model}")
-            try:
-                thread.run(self._llm.open())
-            except BaseException:
-                thread.stop()
-                raise
-            self._thread = thread
-            # Runs once: by close(), or for programs that forget it, before the interpreter ends.
-            self._closer = weakref.finalize(self, _close, self._llm, thread)
+        with self._opening:  # another thread's call waits, and finds it open
+            if self._thread is None:
+                self._thread = self._start()
         return self
 
     def close(self) -> None:
@@ -212,11 +207,24 @@ class LLM:
         """As in ``<LLM 'smollm2': open>``."""
         return f"<{type(self).__name__} {self._llm.model.model!r}: {'closed' if self._thread is None else 'open'}>"
 
+    def _start(self) -> _LoopThread:
+        self._room, self._door = asyncio.Semaphore(self._llm.scheduling.max_num_waiting), asyncio.Lock()
+        thread = _LoopThread(f"aexec-{self._llm.model.model}")
+        try:
+            thread.run(self._llm.open())
+        except BaseException:
+            thread.stop()
+            raise
+        # Runs once: by close(), or for programs that forget it, before the interpreter ends.
+        self._closer = weakref.finalize(self, _close, self._llm, thread)
+        return thread
+
     def _run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             coroutine.close()
             raise ExecutorClosed(f"{self!r}: use `with` around it, or open()")
-        return self._thread.run(coroutine)
+        return thread.run(coroutine)
 
     async def _complete_all(
         self, requests: list[tuple[Prompt, SamplingParams | None]], options: RequestOptions
@@ -258,6 +266,7 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+        self._door, self._is_stopped = threading.RLock(), False
         # A daemon, so that a program that forgot to close does not hang at its end before
         # the finalizer gets its turn.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -267,7 +276,7 @@ class _LoopThread:
         """Run it on the loop and wait; an interrupt of the wait cancels it, and waits for its end.
 
         Raises:
-            ExecutorClosed: This is a fork of the process that has the thread.
+            ExecutorClosed: Another thread has closed it, or this is a fork of the process that has the thread.
         """
         if self.is_lost:
             coroutine.close()
@@ -276,17 +285,28 @@ class _LoopThread:
                 "make another LLM here"
             )
         ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_told(coroutine, ended), self._loop)
+        with self._door:  # nothing gets to a loop that has stopped: nobody would ever answer
+            if self._is_stopped:
+                coroutine.close()
+                raise ExecutorClosed(_CLOSED_MEANWHILE)
+            future = asyncio.run_coroutine_threadsafe(_told(coroutine, ended), self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
             ended.wait(_CANCEL_SECONDS)
             raise
+        except futures.CancelledError:
+            if not self._is_stopped:
+                raise
+            coroutine.close()  # which may never have begun
+            raise ExecutorClosed(_CLOSED_MEANWHILE) from None
 
     def stop(self) -> None:
         """End what still runs, then the loop and the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._door:
+            self._is_stopped = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     @property

@@ -135,7 +135,14 @@ class UnhandledMessage(ActorError, TypeError):
         self.actor, self.message, self.handled = actor, message, tuple(handled)
 
     def __str__(self) -> str:
-        return f"{self.actor} has no handler for {self.message}; it handles {', '.join(self.handled) or 'nothing'}"
+        handled = ", ".join(self.handled) or "nothing"
+        return f"{self.actor} has no handler for {self.message}; it handles {handled}{self._hint}"
+
+    @property
+    def _hint(self) -> str:
+        if f"{self.message} (a stream)" in self.handled:
+            return ": what is a stream is opened by `async with ref.stream(...)`"
+        return ": what is no stream is sent by ask() or tell()" if self.message in self.handled else ""
 
 
 class MessageNotPortable(ActorError, TypeError):

@@ -63,4 +63,4 @@ def _listed(what: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{what} {', '.join(names[:_SHOWN])}{more}"
+    return f"{what} {', '.join(map(str, names[:_SHOWN]))}{more}"

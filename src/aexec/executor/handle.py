@@ -26,7 +26,14 @@ from aexec.executor.dump import dump_text
 from aexec.executor.generation import RETIRE_BUDGET, stop_budget
 from aexec.executor.group import WorkerGroup
 from aexec.executor.lifecycle import ExecutorState
-from aexec.executor.limits import check_arguments, check_drain, check_ranks, check_reply_rank, check_timeout
+from aexec.executor.limits import (
+    check_arguments,
+    check_drain,
+    check_method,
+    check_ranks,
+    check_reply_rank,
+    check_timeout,
+)
 from aexec.executor.operations import Operations
 from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
@@ -34,7 +41,6 @@ from aexec.messages.lifecycle import HealthReport, RankInfo
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
 from aexec.observe.hub import EventStream
 from aexec.worker.context import Progress
-from aexec.worker.names import name_of
 
 __all__ = ("ExecutorHandle", "start_executor")
 
@@ -150,7 +156,7 @@ class ExecutorHandle(Operations):
             ExecutorClosed: The executor is closed.
             ConfigError: An argument cannot be meant.
         """
-        name = method if isinstance(method, str) else name_of(method)
+        name = check_method(method)
         limit = check_timeout(name, self.config.rpc_timeout if timeout is None else timeout)
         where = check_ranks(ranks, self.world_size)
         check_reply_rank(reply_rank, where)

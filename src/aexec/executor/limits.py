@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from aexec.errors import CallTimeout, ConfigError
+from aexec.worker.names import name_of
 
-__all__ = ("check_arguments", "check_drain", "check_ranks", "check_reply_rank", "check_timeout")
+__all__ = ("check_arguments", "check_drain", "check_method", "check_ranks", "check_reply_rank", "check_timeout")
 
 
 def check_timeout(call: str, timeout: Any) -> float | None:
@@ -32,6 +33,19 @@ def check_timeout(call: str, timeout: Any) -> float | None:
     if timeout <= 0:
         raise CallTimeout(call, timeout, started=False)
     return float(timeout)
+
+
+def check_method(method: Any) -> str:
+    """The name of what is to be called.
+
+    Raises:
+        ConfigError: It is no name, and cannot be called.
+    """
+    if isinstance(method, str):
+        return method
+    if not callable(method):
+        raise ConfigError(f"method is {method!r}: expected a method's name, or a function that takes the worker")
+    return name_of(method)
 
 
 def check_arguments(call: str, args: Any, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

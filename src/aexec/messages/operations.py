@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import msgspec
 
-__all__ = ("WEIGHT_METHODS", "NamedTensors", "PauseMode", "SleepReport", "WakeReport", "WeightsReport", "pairs_of")
+from aexec.errors import ConfigError
+from aexec.messages.structured import short
+
+__all__ = (
+    "WEIGHT_METHODS",
+    "NamedTensors",
+    "PauseMode",
+    "SleepReport",
+    "WakeReport",
+    "WeightsReport",
+    "pair_of",
+    "pairs_of",
+)
 
 #: Methods of workers that give them new weights, whatever the worker class.
 WEIGHT_METHODS = ("load_model", "load_weights", "reload_weights", "update_weights")
@@ -15,6 +27,7 @@ WEIGHT_METHODS = ("load_model", "load_weights", "reload_weights", "update_weight
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """What an update of weights is given: tensors of the whole model by their names."""
 
+_WANTED = "expected full tensors by their names: a dict, or a list or an iterator of (name, tensor)"
 
 PauseMode = Literal["abort", "finish", "keep"]
 """What a pause means for steps: see ``Executor.pause``."""
@@ -78,6 +91,26 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pairs_of(given: Any) -> Iterable[tuple[str, Any]]:
-    """Names and tensors of a mapping, or what came."""
-    pairs: Iterable[tuple[str, Any]] = list(given.items()) if hasattr(given, "items") else given
+    """Names and tensors of a mapping, or what came.
+
+    Raises:
+        ConfigError: It is neither a mapping nor a list or an iterator of pairs.
+    """
+    if hasattr(given, "items"):
+        return list(given.items())
+    if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"weights are {short(given)}: {_WANTED}")
+    pairs: Iterable[tuple[str, Any]] = given
     return pairs
+
+
+def pair_of(given: Any) -> tuple[str, Any]:
+    """The name and the tensor of one weight.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    pair = cast("Sequence[Any]", given) if isinstance(given, tuple | list) else ()
+    if len(pair) != 2 or not isinstance(pair[0], str):
+        raise ConfigError(f"one of the weights is {short(cast('object', given))}: {_WANTED}")
+    return pair[0], pair[1]

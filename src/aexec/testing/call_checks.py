@@ -189,6 +189,16 @@ async def async_methods_run_beside_plain_ones(make: MakeExecutor) -> None:
         await held
 
 
+async def a_cancellation_within_a_call_is_its_error(make: MakeExecutor) -> None:
+    """An async method that awaits what was cancelled fails like any other; the worker lives on."""
+    async with make(ProbeWorker) as executor:
+        with raising(RuntimeError, "it is an error of the call") as caught, within(SOON, "at once"):
+            await executor.collective_rpc(_await_the_cancelled)
+        holds(isinstance(caught.error, RemoteError), "it is a RemoteError too")
+        for method in ("echo", "async_echo"):
+            equal(await executor.collective_rpc(method, (1,)), [1] * executor.world_size, "the worker lives on")
+
+
 async def the_loop_is_free_while_workers_work(make: MakeExecutor) -> None:
     """G10: a ticker goes on during a blocking method."""
     async with make(ProbeWorker) as executor:
@@ -219,6 +229,12 @@ def _nap_and_echo(worker: ProbeWorker, seconds: float, value: int) -> int:
     return value
 
 
+async def _await_the_cancelled(_worker: ProbeWorker) -> None:
+    never = asyncio.get_running_loop().create_future()
+    never.cancel()
+    await never
+
+
 CALL_CHECKS = (
     replies_come_in_rank_order,
     one_reply_may_be_enough,
@@ -231,5 +247,6 @@ CALL_CHECKS = (
     answers_never_reach_another_caller,
     cancelling_a_call_frees_its_place,
     async_methods_run_beside_plain_ones,
+    a_cancellation_within_a_call_is_its_error,
     the_loop_is_free_while_workers_work,
 )

@@ -224,8 +224,10 @@ def inject(ref: Ref[Any], fault: Fault, *, kind: type[AnyMessage] = AnyMessage, 
         times: How many messages it strikes; None: all of them.
 
     Raises:
-        ConfigError: ``times`` is not positive, the actor is not here, or has no handler for ``kind``.
+        ConfigError: ``times`` is not positive, ``fault`` is none, the actor is not here, or has no handler for ``kind``.
     """
+    if not hasattr(fault, "strike"):
+        raise ConfigError(f"fault is {fault!r}: expected one as faults.Raise(error) or faults.Hang()")
     if times is not None and times < 1:
         raise ConfigError(f"times is {times}: expected at least 1, or None for no end")
     cell = find_cell(ref.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -77,8 +78,15 @@ class AsyncCall:
             value = await self._awaitable
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
             self._fail(self._failure(self.name, error))
+        except asyncio.CancelledError as cancelled:
+            if _is_cancelled_here():
+                self._fail(ActorStopped(self.name, "it was cancelled"))
+                raise
+            own = RuntimeError("it awaited something that was cancelled, and nobody has cancelled the call itself")
+            own.__cause__ = cancelled
+            self._fail(self._failure(self.name, own))
         except BaseException:
-            self._fail(ActorStopped(self.name, "its own code raised CancelledError, or ended it"))
+            self._fail(ActorStopped(self.name, "its own code ended it"))
             raise
         else:
             reply, self._reply = self._reply, None
@@ -93,3 +101,9 @@ class AsyncCall:
         reply, self._reply = self._reply, None
         if reply is not None:
             reply.fail(error)
+
+
+def _is_cancelled_here() -> bool:
+    """True when somebody wants the task at hand to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

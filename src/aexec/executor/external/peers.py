@@ -37,6 +37,7 @@ from aexec.errors import (
     RanksMissing,
     WorkerDied,
 )
+from aexec.executor.aside import run_aside
 from aexec.executor.copies import own_copy
 from aexec.executor.external.digest import describe, digest, step_of
 from aexec.executor.external.hub import NOT_READY
@@ -291,7 +292,7 @@ class Peers:
                 await self._standing.flushed(_LAST_WORDS)
         finally:
             self._hang_up(why)
-            await asyncio.get_running_loop().run_in_executor(None, self._standing.close)
+            await run_aside(self._standing.close)
 
     def _hang_up(self, why: str) -> None:
         self._standing.hang_up(Departing(self._outcomes.made, why))

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from aexec.errors import AexecError, ChannelFull, MessageNotDecoded, WorkerDied
+from aexec.executor.aside import run_aside
 from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.lines.greeting import Greeting
 from aexec.executor.lines.pairing import Pairing, reorder
@@ -123,7 +124,7 @@ class LineGroup(WorkerGroup, Generic[RankT]):
         """Close everything here; done when the shared memory is given back, which takes a while if it is large."""
         for worker in self._workers:
             worker.close()
-        return asyncio.get_running_loop().run_in_executor(None, self._writer.close)
+        return run_aside(self._writer.close)
 
     # Starting.
 
