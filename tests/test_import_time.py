@@ -1,9 +1,11 @@
-"""What ``import aexec`` costs."""
+"""What ``import aexec`` costs, and what a worker process does without."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
 
 LIMIT_MS = 150.0
 HEAVY = ("torch", "ray", "zmq", "transformers", "numpy", "anyio", "structlog", "msgspec", "asyncio")
@@ -50,4 +52,12 @@ def test_importing_aexec_loads_nothing_heavy() -> None:
 def test_opening_a_system_imports_no_library_on_the_loop() -> None:
     """Anyio's half for asyncio took the loop's first turn 35 ms: it is there before any loop runs."""
     command = [sys.executable, "-c", ON_A_LOOP]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split() == []
+
+
+@pytest.mark.parametrize("module", ["aexec.worker.process", "aexec.executor.ray.worker_actor"])
+def test_a_worker_process_imports_nothing_of_its_drivers(module: str) -> None:
+    """No actors, and no structlog, which takes rich along where that is: together a third of what it would import."""
+    program = f"import sys, {module}; print(*(name for name in ('structlog', 'aexec.actor') if name in sys.modules))"
+    command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split() == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import io
 import json
 import logging
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from aexec.observe import configure_logging, get_logger, log_format
+from aexec.observe import bind_rank, configure_logging, get_logger, log_format
 
 pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
@@ -29,6 +30,18 @@ def test_what_the_program_binds_is_in_our_records(caplog: pytest.LogCaptureFixtu
     with structlog.contextvars.bound_contextvars(http_request="r-1"):
         get_logger().warning("slow call")
     assert caplog.messages == ["slow call http_request=r-1"]
+
+
+def test_a_rank_is_in_each_record_of_its_context_also_the_programs_own(caplog: pytest.LogCaptureFixture) -> None:
+    """What binds it without structlog, which a worker imports with its first record, does what structlog's own does."""
+
+    def log() -> dict[str, object]:
+        bind_rank(3)
+        get_logger().warning("slow call")
+        return structlog.contextvars.get_contextvars()
+
+    assert contextvars.copy_context().run(log) == {"rank": 3}
+    assert caplog.messages == ["slow call rank=3"]
 
 
 def test_a_text_with_spaces_or_percent_signs_is_kept_apart(caplog: pytest.LogCaptureFixture) -> None:

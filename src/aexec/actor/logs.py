@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aexec.observe import BoundLogger, get_logger
+from structlog.stdlib import BoundLogger  # now: the first record is not to hold the program's loop up with an import
+
+from aexec.observe import get_logger
 
 __all__ = ("logger",)
 

@@ -7,9 +7,12 @@ A record is a value: whoever measures makes it, and whoever wants to see it logs
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
-from structlog.stdlib import BoundLogger
+
+if TYPE_CHECKING:
+    import structlog
 
 __all__ = ("Event", "RequestFinished", "log_event")
 
@@ -48,6 +51,6 @@ class RequestFinished(Event, frozen=True, kw_only=True):
         return self.num_completion_tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-def log_event(log: BoundLogger, event: Event) -> None:
+def log_event(log: structlog.stdlib.BoundLogger, event: Event) -> None:
     """Log ``event`` at level ``info``, its fields as facts."""
     log.info(event.kind, **msgspec.structs.asdict(event))

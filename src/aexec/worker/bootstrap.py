@@ -12,11 +12,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import structlog
-
 from aexec import environ
 from aexec.messages.process import Launch
-from aexec.observe import configure_logging
+from aexec.observe import bind_rank, configure_logging
 from aexec.worker.placement import num_threads
 
 __all__ = ("become_worker", "environment", "prepare_process", "title")
@@ -53,7 +51,7 @@ def become_worker(launch: Launch, *, is_ours: bool = True) -> bool:
     if launch.sys_path:
         sys.path[:] = launch.sys_path if is_ours else dict.fromkeys((*sys.path, *launch.sys_path))
         importlib.invalidate_caches()
-    structlog.contextvars.bind_contextvars(rank=launch.rank)
+    bind_rank(launch.rank)
     if launch.log_level:
         configure_logging(launch.log_level, launch.log_format or "json")
     return True

@@ -18,10 +18,9 @@ import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
-import structlog
-
 from aexec.errors import ChannelClosed, ChannelFull, ProtocolError
 from aexec.messages.process import ProgressMade
+from aexec.observe import bind_rank
 from aexec.transport import Frame, Kind, LoopChannel, Writer
 from aexec.worker.exits import ORPHANED, vanish
 from aexec.worker.lane import ControlLane
@@ -100,7 +99,7 @@ class ControlThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        structlog.contextvars.bind_contextvars(rank=self._rank.rank)
+        bind_rank(self._rank.rank)
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())

@@ -10,7 +10,9 @@ import pytest
 from aexec import ExecutorConfig, ParallelConfig
 from aexec.errors import ConfigError, WorkerDied
 from aexec.executor.group import GroupPlan
-from aexec.executor.lines import LineGroup, RankLines, launch_of
+from aexec.executor.lines.group import LineGroup
+from aexec.executor.lines.launch import launch_of
+from aexec.executor.lines.rank import RankLines
 from aexec.messages.control import CallMethod, Greet, Hello, Ping, Shutdown
 from aexec.messages.process import Ended, Launch, PhaseReached
 from aexec.messages.step import ExecuteModel, SampleTokens, StepId

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from aexec.config import ExecutorConfig
-from aexec.executor.lines import spin_of
+from aexec.executor.lines.launch import spin_of
 
 
 @pytest.mark.parametrize(("cpus", "chosen"), [({5}, 0.0), ({0, 5}, 200e-6)])

@@ -14,8 +14,8 @@ import pytest
 from aexec.config import ExecutorConfig, ParallelConfig
 from aexec.errors import CallTimeout, MessageTooLarge, ProtocolError
 from aexec.executor.ray.api import off_loop, ray
-from aexec.executor.ray.graph import GraphPlane
 from aexec.executor.ray.graph.build import BuiltGraph
+from aexec.executor.ray.graph.plane import GraphPlane
 from aexec.messages.step import ExecuteModel, SampleTokens, StepResult
 from aexec.parallel.layout import RankLayout
 

@@ -17,8 +17,9 @@ from aexec import environ
 from aexec.config import ExecutorConfig
 from aexec.errors import ConfigError, ProtocolError
 from aexec.executor.group import GroupPlan
-from aexec.executor.lines import LineGroup, launch_of, spin_of
 from aexec.executor.lines.environment import device_of, rank_environment, visible_devices
+from aexec.executor.lines.group import LineGroup
+from aexec.executor.lines.launch import launch_of, spin_of
 from aexec.executor.multiproc.ladder import bring_down
 from aexec.executor.multiproc.output import WorkerOutput, forwarder
 from aexec.executor.multiproc.process import WorkerProcess

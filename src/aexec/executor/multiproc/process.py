@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from aexec.errors import WorkerDied
-from aexec.executor.lines import RankLines
+from aexec.executor.lines.rank import RankLines
 from aexec.executor.multiproc.output import WorkerOutput
 from aexec.executor.multiproc.spawn import Exit, Started
 from aexec.executor.proc import process_state

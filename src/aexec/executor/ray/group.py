@@ -17,13 +17,14 @@ from aexec import environ
 from aexec.config import ExecutorConfig
 from aexec.errors import AexecError, MissingExtra, ProtocolError
 from aexec.executor.group import GroupPlan
-from aexec.executor.lines import LineGroup, launch_of, spin_of
+from aexec.executor.lines.group import LineGroup
+from aexec.executor.lines.launch import launch_of, spin_of
 from aexec.executor.ray.actors import LIFE, actor_names, gather, make_actors
 from aexec.executor.ray.api import off_loop
 from aexec.executor.ray.cluster import Cluster
 from aexec.executor.ray.environment import SentEnvironment, environment_of_rank, plan_environment
 from aexec.executor.ray.estate import Estate
-from aexec.executor.ray.graph import GraphPlane
+from aexec.executor.ray.graph.plane import GraphPlane
 from aexec.executor.ray.placement import Placement
 from aexec.executor.ray.plane import StepPlane
 from aexec.executor.ray.preflight import choose_transport, preflight

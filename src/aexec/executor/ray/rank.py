@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from aexec.errors import AexecError, ProtocolError, WorkerDied
-from aexec.executor.lines import RankLines
+from aexec.executor.lines.rank import RankLines
 from aexec.executor.proc import process_state
 from aexec.executor.ray.api import actor_errors, answer, kill, on_thread, system_errors, task_error
 from aexec.executor.ray.health import Ending, exit_status, log_tail, peer_pidfd, ray_says

@@ -5,11 +5,6 @@ long as the graph exists, takes two thread pools' hops for a step, and hangs for
 cancelled await. The other blocks, but its channels can be used apart: here a step is written to
 them on the executor's loop, which takes no longer than a call to the kernel, for there is always
 a free buffer; and one thread reads what comes out, only while something is to come.
+
+Nothing is imported here: a worker's process takes no more of it than ``stage``.
 """
-
-from __future__ import annotations
-
-from aexec.executor.ray.graph.plane import GraphPlane as GraphPlane
-from aexec.executor.ray.graph.stage import GraphStage as GraphStage
-
-__all__ = ("GraphPlane", "GraphStage")
