@@ -84,16 +84,13 @@ async def test_a_dump_shows_calls_ranks_and_stacks():
     assert "echo on rank 0, queued" in dump
 
 
-async def test_a_timeout_shows_what_the_rank_was_doing():
+async def test_a_timeout_shows_what_the_rank_was_doing(monkeypatch):
     """G69: the stack is in the error."""
-    stacks = []
+    monkeypatch.setattr("aexec.executor.fanout.STACK_GRACE", 10.0)  # usually less than a machine may stand still
     async with probe() as executor:
-        for _ in range(2):  # the worker is asked for it within a limit, in which the machine may stand still once
-            with pytest.raises(CallTimeout, match=r"rank 0 passed its limit of 1 s \(it had started") as caught:
-                await executor.collective_rpc("block_until_cancelled", (20.0,), timeout=1.0)
-            stacks += [note for note in caught.value.__notes__ if "rank 0" in note]
-    assert len(stacks) == 2
-    assert any("in block_until_cancelled" in stack for stack in stacks)
+        with pytest.raises(CallTimeout, match=r"rank 0 passed its limit of 1 s \(it had started") as caught:
+            await executor.collective_rpc("block_until_cancelled", (20.0,), timeout=1.0)
+    assert "in block_until_cancelled" in "\n".join(note for note in caught.value.__notes__ if "rank 0" in note)
 
 
 class Ask(Message[object]):
@@ -256,14 +253,17 @@ async def test_closing_is_one_and_may_be_asked_for_by_many():
 async def test_a_cancelled_close_goes_on():
     """Whoever asks next finds it done."""
     executor = await probe()
-    blocked = asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (20.0,)))
+    go_on = threading.Event()
+    blocked = asyncio.ensure_future(executor.collective_rpc(lambda _worker: go_on.wait(20.0)))
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(executor.close())
     await asyncio.sleep(0)
     closing.cancel()
-    await asyncio.wait([closing, blocked])
+    await asyncio.wait([closing])
     assert closing.cancelled()
+    go_on.set()
     await executor.close()
+    await asyncio.wait([blocked])
     assert executor.ranks[0].state == "stopped"
     assert isinstance(blocked.exception(), ExecutorClosed)
 
