@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import aexec
+import aexec.executor
 
 SOURCE = ast.parse(Path(aexec.__file__).read_text(encoding="utf-8"))
 PACKAGES = sorted(
@@ -39,14 +40,26 @@ def test_every_name_leads_somewhere(name: str) -> None:
 
 def test_type_checkers_see_the_names_that_python_sees() -> None:
     """The imports under TYPE_CHECKING name the same things in the same rooms as the lazy table."""
-    assert typed_names() == aexec._ROOM_OF
-    assert sorted(aexec._ROOM_OF) == sorted(aexec.__all__)
+    room_of = {name: room for room, names in aexec._ROOMS.items() for name in names}
+    assert typed_names() == room_of
+    assert sorted(room_of) == sorted(aexec.__all__)
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     """The lazy door says no as any module does."""
     with pytest.raises(AttributeError, match="module 'aexec' has no attribute 'AsyncLLMM'"):
         _ = aexec.AsyncLLMM
+    with pytest.raises(AttributeError, match=r"module 'aexec\.executor' has no attribute 'WorkerGroups'"):
+        _ = aexec.executor.WorkerGroups
+
+
+@pytest.mark.parametrize("package", ["aexec", "aexec.executor", "aexec.testing"])
+def test_a_name_is_imported_once(package: str) -> None:
+    """What was used is the package's own from then on, and ``dir()`` lists what was not used yet."""
+    room = importlib.import_module(package)
+    assert set(room.__all__) <= set(dir(room))
+    for name in room.__all__:
+        assert getattr(room, name) is vars(room)[name]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -6,8 +6,9 @@ that ``import aexec`` costs milliseconds and loads neither torch nor ray.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aexec.lazy import lazy_names
 
 __all__ = (
     "LLM",
@@ -104,15 +105,4 @@ _ROOMS = {
     ),
     "aexec.worker.context": ("WorkerContext",),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if (room := _ROOM_OF.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(room), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _ROOMS)

@@ -8,8 +8,9 @@ its driver, and wants none of the driver's actors.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aexec.lazy import lazy_names
 
 if TYPE_CHECKING:
     from aexec.executor.base import Executor as Executor
@@ -20,19 +21,10 @@ if TYPE_CHECKING:
     from aexec.executor.group import WorkerGroup as WorkerGroup
 
 __all__ = ("Executor", "ExecutorEvent", "FailureCallback", "GroupPlan", "GroupSink", "WorkerGroup")
-# Where each name lives.
-_ROOM_OF = {
-    **dict.fromkeys(("Executor", "ExecutorEvent", "FailureCallback"), "aexec.executor.base"),
-    **dict.fromkeys(("GroupPlan", "GroupSink", "WorkerGroup"), "aexec.executor.group"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if (room := _ROOM_OF.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(room), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "aexec.executor.base": ("Executor", "ExecutorEvent", "FailureCallback"),
+        "aexec.executor.group": ("GroupPlan", "GroupSink", "WorkerGroup"),
+    },
+)

@@ -46,7 +46,10 @@ def get_logger(name: str = _ROOT, **facts: Any) -> structlog.stdlib.BoundLogger:
 
 
 def bind_rank(rank: int) -> None:
-    """Have ``rank`` in each record of this context, those too that are not ours: as structlog's own function, without it."""
+    """Have ``rank`` in each record of this context, those too that are not ours: as structlog's own function, without it.
+
+    Where the program binds another ``rank`` with structlog itself, a record has either.
+    """
     _RANK.set(rank)
 
 

@@ -6,8 +6,9 @@ they are first used, so that a test suite of actors pays for actors alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from aexec.lazy import lazy_names
 from aexec.testing import faults as faults
 from aexec.testing.clock import VirtualClock as VirtualClock
 from aexec.testing.leaks import LeakCheck as LeakCheck
@@ -38,10 +39,10 @@ __all__ = (
     "spawn_probe",
 )
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from aexec.testing import channel_checks, contracts
-
-    return getattr(channel_checks if name in channel_checks.__all__ else contracts, name)
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "aexec.testing.channel_checks": ("CHANNEL_CHECKS", "check_channel"),
+        "aexec.testing.contracts": ("EXECUTOR_CHECKS", "MakeExecutor", "check_executor"),
+    },
+)

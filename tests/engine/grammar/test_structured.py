@@ -162,7 +162,7 @@ async def test_a_stop_text_ends_a_constrained_request_too():
         (StructuredOutput(regex="a", backend="nobody"), InvalidRequest, "expected one of llguidance"),
         (HANGS, InvalidRequest, r"it did not compile within 0\.8 s"),
         (CRASHES, InvalidRequest, "it crashed its compiler"),
-        (BOMB, (InvalidRequest, RequestFailed), "too many|too complex|compile within|took more than 2 s"),
+        (BOMB, (InvalidRequest, RequestFailed), "too many|too complex|compile within"),
     ],
     ids=["regex", "type", "impossible", "list", "10 MB text", "10 MB mapping", "backend", "hangs", "crashes", "bomb"],
 )
