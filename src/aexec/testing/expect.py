@@ -19,6 +19,7 @@ __all__ = (
     "Caught",
     "MakeExecutor",
     "all_are_in",
+    "all_have_come",
     "equal",
     "eventually",
     "holds",
@@ -110,9 +111,14 @@ async def all_are_in(executor: Executor, phase: str) -> None:
     await eventually(they_are, f"all ranks are in {phase}")
 
 
+async def all_have_come(executor: Executor) -> None:
+    """Wait for whoever runs the same check beside this one: what was seen of their workers may change only then."""
+    await executor.collective_rpc("async_echo", ("all are here",), timeout=PATIENCE)
+
+
 async def let_go(executor: Executor, rank: int | None = None) -> None:
     """End the ``hold`` of one rank or of all, once whoever runs the same check beside this one has seen it."""
-    await executor.collective_rpc("async_echo", ("all are here",), timeout=PATIENCE)
+    await all_have_come(executor)
     await executor.collective_rpc("release", ranks=None if rank is None else [rank], timeout=PATIENCE)
 
 

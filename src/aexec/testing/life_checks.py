@@ -16,6 +16,7 @@ from aexec.testing.expect import (
     SOON,
     MakeExecutor,
     all_are_in,
+    all_have_come,
     equal,
     eventually,
     holds,
@@ -96,7 +97,12 @@ async def a_cancelled_start_leaves_nothing_behind(make: MakeExecutor) -> None:
 async def health_is_answered_while_a_worker_is_busy(make: MakeExecutor) -> None:
     """The liveness lane: phase and age; past the step limit a rank is stuck; never an exception."""
     async with make(ProbeWorker, step_timeout=0.2) as executor:
-        holds(bool(await executor.check_health()), "idle workers are healthy")
+
+        async def all_are_healthy() -> bool:
+            return bool(await executor.check_health())
+
+        await eventually(all_are_healthy, "idle workers are healthy")
+        await all_have_come(executor)
         held = asyncio.ensure_future(executor.collective_rpc("hold"))
         await all_are_in(executor, "hold")
 
@@ -110,7 +116,8 @@ async def health_is_answered_while_a_worker_is_busy(make: MakeExecutor) -> None:
         holds("hold" in executor.dump(), "a dump shows the pending call")
         await let_go(executor)
         await held
-        holds(bool(await executor.check_health()), "and then they are healthy again")
+        await eventually(all_are_healthy, "and then they are healthy again")
+        await all_have_come(executor)
 
 
 async def slow_calls_are_reported(make: MakeExecutor) -> None:
