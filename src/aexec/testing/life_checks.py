@@ -189,7 +189,7 @@ async def _has_failed(executor: Executor, rank: int, heard: list[AexecError]) ->
 async def closing_ends_everything_once(make: MakeExecutor) -> None:
     """Promise 8, G34: pending calls end, later ones are refused, and all who close wait for the one end."""
     async with make(ProbeWorker) as executor:
-        seconds = (0.8, 0.2, 0.2, 0.2, 0.2)  # the first outlasts a moment in which the machine stands still
+        seconds = (1.5, 0.2, 0.2, 0.2, 0.2)  # the first outlasts a moment in which the machine stands still
         calls = [asyncio.ensure_future(executor.collective_rpc("block", (each,))) for each in seconds]
         calls.append(asyncio.ensure_future(executor.collective_rpc("async_block", (30.0,))))
         await asyncio.sleep(0.05)
