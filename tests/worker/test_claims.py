@@ -42,3 +42,15 @@ def test_what_can_no_longer_come_is_forgotten():
     assert repr(claims) == "<Claims: up to call 0, 3 taken back before they came>"
     claims.take(6)
     assert repr(claims) == "<Claims: up to call 6, 1 taken back before they came>"
+
+
+def test_the_end_of_the_worker_is_told_to_what_runs_and_to_what_just_begins():
+    """Nobody waits for either."""
+    claims = Claims()
+    running = claims.take(1)
+    claims.abandon()
+    assert running is not None
+    assert running.abandoned
+    late = claims.take(2)
+    assert late is not None
+    assert late.abandoned

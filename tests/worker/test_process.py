@@ -420,6 +420,16 @@ def test_a_shutdown_gives_up_what_is_queued_and_runs_the_hook(start, tmp_path):
     assert never not in [frame.call for frame in driver.heard["work"]]
 
 
+def test_a_shutdown_tells_the_method_that_runs(start):
+    """A long one that looks for it ends early, well within the grace."""
+    driver = start()
+    running = driver.call("block_until_cancelled", 30.0)
+    driver.reaches("block_until_cancelled")
+    assert driver.ask(Shutdown(10.0)) is True
+    assert driver.value(running) is None
+    assert driver.ends() == 0
+
+
 def test_a_shutdown_that_takes_too_long_says_so(start):
     """The process is there until somebody ends it."""
     driver = start()

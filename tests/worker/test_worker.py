@@ -12,6 +12,7 @@ from aexec.config import ExecutorConfig
 from aexec.errors import ActorStopped, ConfigError, RemoteError, UnknownMethod, WorkerDied
 from aexec.messages.control import CallMethod, Dump, Greet, Ping, Revoke, Shutdown
 from aexec.messages.step import ExecuteModel, SampleTokens
+from aexec.worker import cancelled
 from aexec.worker.context import place_worker
 from aexec.worker.worker import WorkerActor
 
@@ -32,6 +33,12 @@ class Gated:
         self.log = []
         if fail is not None:
             raise fail
+
+    def look(self):
+        self.log.append("look")
+        while not cancelled() and not self.gate.wait(0.005):
+            pass
+        return cancelled()
 
     def hold(self):
         self.log.append("hold")
@@ -308,6 +315,14 @@ async def test_a_shutdown_gives_up_what_is_queued_and_runs_the_hook(hosted):
         with pytest.raises(ActorStopped):
             await call
     await held
+
+
+async def test_a_shutdown_tells_the_method_that_runs(hosted):
+    """A long one that looks for it ends early, well within the grace."""
+    looking = await hosted.call("look")
+    await hosted.reaches("look")
+    assert await hosted.ref.ask(Shutdown(10.0)) is True
+    assert await looking is True
 
 
 async def test_a_shutdown_that_takes_too_long_says_so(hosted):

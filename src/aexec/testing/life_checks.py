@@ -187,10 +187,10 @@ async def _has_failed(executor: Executor, rank: int, heard: list[AexecError]) ->
 
 
 async def closing_ends_everything_once(make: MakeExecutor) -> None:
-    """Promise 8, G34: pending calls end, later ones are refused, and all who close wait for the one end."""
+    """Promise 8, G34: pending calls end, the method that runs is told, later ones are refused; all closes are one."""
     async with make(ProbeWorker) as executor:
-        seconds = (1.5, 0.2, 0.2, 0.2, 0.2)  # the first outlasts a moment in which the machine stands still
-        calls = [asyncio.ensure_future(executor.collective_rpc("block", (each,))) for each in seconds]
+        calls = [asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (30.0,)))]
+        calls += [asyncio.ensure_future(executor.collective_rpc("block", (0.2,))) for _ in range(4)]
         calls.append(asyncio.ensure_future(executor.collective_rpc("async_block", (30.0,))))
         await asyncio.sleep(0.05)
         with within(10.0, "closing keeps its budget"):

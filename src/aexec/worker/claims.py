@@ -17,9 +17,9 @@ class Claim:
 
     __slots__ = ("abandoned", "call")
 
-    def __init__(self, call: int) -> None:
+    def __init__(self, call: int, *, abandoned: bool) -> None:
         self.call = call
-        self.abandoned = False
+        self.abandoned = abandoned
 
 
 class Claims:
@@ -33,6 +33,7 @@ class Claims:
         self._last = 0
         self._revoked: set[int] = set()
         self._running: Claim | None = None
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"<Claims: up to call {self._last}, {len(self._revoked)} taken back before they came>"
@@ -44,7 +45,7 @@ class Claims:
             taken_back = call in self._revoked
             if self._revoked:
                 self._revoked = {other for other in self._revoked if other > call}
-            self._running = None if taken_back else Claim(call)
+            self._running = None if taken_back else Claim(call, abandoned=self._is_over)
             return self._running
 
     def end(self) -> None:
@@ -61,3 +62,10 @@ class Claims:
             if self._running is not None and self._running.call == call:
                 self._running.abandoned = True
             return False
+
+    def abandon(self) -> None:
+        """The worker is shut down: nobody waits for the call that runs, nor for one that is just about to."""
+        with self._lock:
+            self._is_over = True
+            if self._running is not None:
+                self._running.abandoned = True

@@ -106,7 +106,7 @@ _running = threading.local()
 
 
 def cancelled() -> bool:
-    """True once nobody waits for the control call that runs on this thread.
+    """True once nobody waits for the control call that runs on this thread: its caller is gone, or the executor closes.
 
     Long methods of a worker class may look at it now and then, and leave early.
     """

@@ -217,6 +217,7 @@ class ControlLane:
             self._rank.ending = True
             for running in list(self._coroutines.values()):
                 self._cancel(running)
+            self._rank.claims.abandon()
             self._wake()
             await self._end_worker(grace)
         self.is_over = self._main_ended.is_set()
