@@ -19,7 +19,7 @@ HOLD = [check.__name__ for check in EXECUTOR_CHECKS if check.__name__ not in NOT
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each rank has found: by check, what was wrong."""
     folder = tmp_path_factory.mktemp("results")
-    launcher = torchrun(PROGRAM, str(folder))
+    launcher = torchrun(PROGRAM, str(folder), logs=folder)
     try:
         _, errors = launcher.communicate(timeout=110.0)
     except subprocess.TimeoutExpired:

@@ -22,8 +22,9 @@ def test_a_program_for_torchrun_runs(program: str, output: str, tmp_path: Path) 
     script = tmp_path / "page.py"
     script.write_text(program, encoding="utf-8")
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
+    place = ["127.0.0.1:0", "--log-dir", str(tmp_path)]  # torch's own folder of logs stays in /tmp
     done = subprocess.run(
-        [sys.executable, *launch, "127.0.0.1:0", str(script)], capture_output=True, text=True, timeout=PATIENCE,
+        [sys.executable, *launch, *place, str(script)], capture_output=True, text=True, timeout=PATIENCE,
         check=False, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, output), done.stderr

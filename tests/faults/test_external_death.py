@@ -286,7 +286,7 @@ async def main():
 asyncio.run(main())
 """
     )
-    launcher = torchrun(program, restarts=1)
+    launcher = torchrun(program, logs=tmp_path, redirects=2, restarts=1)
     try:
         assert launcher.stdout is not None
         assert [launcher.stdout.readline() for _ in range(2)] == ["[(0, 2, 0, 0, 1), (1, 2, 1, 0, 1)]\n"] * 2
@@ -297,7 +297,8 @@ asyncio.run(main())
         assert time.monotonic() - began < 15.0
         assert (launcher.returncode, output) == (1, "")
         assert "SignalException" in errors
-        assert errors.count("\nKeyboardInterrupt") == 2
+        said = [next(tmp_path.glob(f"*/attempt_1/{rank}/stderr.log")).read_text() for rank in range(2)]
+        assert [text.count("\nKeyboardInterrupt") for text in said] == [1, 1]
         assert not any(Path(f"/proc/{pid}").exists() for pid in watch)
     finally:
         end_session(launcher)

@@ -15,11 +15,12 @@ SECONDS = 90  # on two busy cores; four ranks that load torch take 15 when nobod
 
 
 @pytest.fixture(scope="session")
-def torchrun():
+def torchrun(tmp_path_factory):
     """Run a program in so many processes of torchrun's; what they printed, once all have ended well and nobody is left."""
 
     def run(num_ranks, *arguments):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+        command += ["--log-dir", str(tmp_path_factory.mktemp("log"))]  # its own stays in /tmp
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
         process = subprocess.Popen(
             [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -132,11 +132,14 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., RankProcesses]]:
 
 
 def torchrun(
-    program: Path, *arguments: str, ranks: int = 2, restarts: int = 0, **options: Any
+    program: Path, *arguments: str, logs: Path, redirects: int = 0, ranks: int = 2, restarts: int = 0, **options: Any
 ) -> subprocess.Popen[str]:
-    """Start a program under torchrun, which finds a port for itself; whoever starts it sees to its end."""
+    """Start a program under torchrun, which finds a port for itself; whoever starts it sees to its end.
+
+    It makes a folder in ``logs``; there is each rank's ``stderr.log``, by attempt and rank, with ``redirects=2``.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command.append(f"--max-restarts={restarts}")
+    command += [f"--max-restarts={restarts}", f"--log-dir={logs}", f"--redirects={redirects}"]
     return subprocess.Popen(
         [*command, str(program), *arguments],
         stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ from aexec.executor.lifecycle import ExecutorState
 from aexec.executor.memory import Memory, Operation
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod, Dump, Ping
-from aexec.messages.lifecycle import HealthReport
+from aexec.messages.lifecycle import HealthReport, RoundResult
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepResult
 from aexec.worker.names import name_of
 
@@ -120,7 +120,7 @@ class ExecutorActor(ExecutorLife):
         self._steps.sample(message, reply, until)
 
     @handles(Agree)
-    def agree(self, message: Agree) -> Deferred[list[str]]:
+    def agree(self, message: Agree) -> Deferred[RoundResult]:
         """Find out what the processes of all ranks say in this round.
 
         Raises:

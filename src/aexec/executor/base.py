@@ -13,7 +13,7 @@ from aexec.errors import AexecError, WorkerDied
 from aexec.executor.describe import Description
 from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.batch import GrammarOutput
-from aexec.messages.lifecycle import GroupRestarted, HealthReport, RankInfo, SlowCall, WorkerStarted
+from aexec.messages.lifecycle import GroupRestarted, HealthReport, RankInfo, RoundResult, SlowCall, WorkerStarted
 from aexec.messages.operations import PauseMode
 from aexec.messages.step import ExecuteModel, ForwardLaunched, StepId, StepResult
 
@@ -94,7 +94,7 @@ class Executor(Protocol):
         """Sample a launched step; the result is the output rank's."""
         ...
 
-    async def agree(self, keys: Sequence[str], timeout: float | None = None) -> list[str]:
+    async def agree(self, keys: Sequence[str], timeout: float | None = None) -> RoundResult:
         """What all processes of a replicated executor have said in this round; elsewhere ``keys`` as they are.
 
         The n-th round of each process belongs together, whatever it says, so a round may be
@@ -105,7 +105,7 @@ class Executor(Protocol):
             timeout: Seconds; None: ``distributed_timeout``. A round that is late is the end of the group.
 
         Returns:
-            The keys that all have in common, in the order of the first rank.
+            The keys that all have in common, in the order of the first rank; and who lacks which of the others.
         """
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aexec.messages.base import Message
-from aexec.messages.lifecycle import HealthReport
+from aexec.messages.lifecycle import HealthReport, RoundResult
 from aexec.messages.operations import PauseMode
 
 __all__ = (
@@ -45,7 +45,7 @@ class Collective(Message[list[Any]], frozen=True, kw_only=True):
     reply_rank: int | None = None
 
 
-class Agree(Message[list[str]], frozen=True):
+class Agree(Message[RoundResult], frozen=True):
     """Find out what all processes of a replicated executor say, within ``timeout`` seconds."""
 
     keys: tuple[str, ...]

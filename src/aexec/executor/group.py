@@ -20,7 +20,7 @@ from aexec.config import ExecutorConfig
 from aexec.errors import AexecError, WorkerDied
 from aexec.messages.base import Message
 from aexec.messages.control import Hello
-from aexec.messages.lifecycle import RankPlace
+from aexec.messages.lifecycle import RankPlace, RoundResult
 from aexec.worker.context import Progress
 
 __all__ = ("GroupPlan", "GroupSink", "WorkerGroup")
@@ -137,13 +137,13 @@ class WorkerGroup(abc.ABC):
     def withdrawn(self, call: int) -> None:  # noqa: B027 - if replicated
         """A call that was :meth:`accepted` will not be sent: its caller is gone, or its time was up."""
 
-    async def agree(self, keys: Sequence[str], timeout: float) -> list[str]:  # noqa: ARG002 - nobody else is asked
+    async def agree(self, keys: Sequence[str], timeout: float) -> RoundResult:  # noqa: ARG002 - nobody else is asked
         """What all processes of a replicated group say in this round; see ``Executor.agree``.
 
         Raises:
             AexecError: The group is lost.
         """
-        return list(keys)
+        return RoundResult(list(keys), {})
 
     def given_up(self, error: BaseException) -> None:  # noqa: B027 - most have nobody to tell
         """The executor has no more use for its workers, because of this; called before :meth:`stop` or :meth:`retire`."""

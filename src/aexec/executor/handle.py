@@ -37,7 +37,7 @@ from aexec.executor.limits import (
 from aexec.executor.operations import Operations
 from aexec.messages.base import Message
 from aexec.messages.batch import GrammarOutput
-from aexec.messages.lifecycle import HealthReport, RankInfo
+from aexec.messages.lifecycle import HealthReport, RankInfo, RoundResult
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens, StepId, StepResult
 from aexec.observe.hub import EventStream
 from aexec.worker.context import Progress
@@ -229,7 +229,7 @@ class ExecutorHandle(Operations):
             reply.fail(error)
         return True
 
-    async def agree(self, keys: Sequence[str], timeout: float | None = None) -> list[str]:
+    async def agree(self, keys: Sequence[str], timeout: float | None = None) -> RoundResult:
         """What all processes of a replicated executor have said in this round; elsewhere ``keys`` as they are.
 
         The n-th round of each process belongs together, whatever it says, so a round may be
@@ -240,7 +240,7 @@ class ExecutorHandle(Operations):
             timeout: Seconds; None: ``distributed_timeout``. A round that is late is the end of the group.
 
         Returns:
-            The keys that all have in common, in the order of the first rank.
+            The keys that all have in common, in the order of the first rank; and who lacks which of the others.
 
         Raises:
             RanksDiverged: The ranks are not asked alike.
@@ -250,7 +250,7 @@ class ExecutorHandle(Operations):
         """
         limit = check_timeout("agree", timeout) or self.config.distributed_timeout
         if not self._board.is_replicated:
-            return list(keys)
+            return RoundResult(list(keys), {})
         return await self._ask(Agree(tuple(keys), limit))
 
     async def check_health(self, timeout: float = 1.0) -> HealthReport:

@@ -13,6 +13,7 @@ __all__ = (
     "RankHealth",
     "RankInfo",
     "RankPlace",
+    "RoundResult",
     "SlowCall",
     "WorkerStarted",
 )
@@ -52,6 +53,18 @@ class RankPlace(NamedTuple):
     node: str
     pid: int
     device: str
+
+
+class RoundResult(NamedTuple):
+    """What came of a round in which the processes of all ranks have said what they have; see ``Executor.agree``.
+
+    Attributes:
+        keys: What all have said, in the order of the first rank.
+        lacking: The ranks that have not said it, for each key that only some have.
+    """
+
+    keys: list[str]
+    lacking: dict[str, list[int]]
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

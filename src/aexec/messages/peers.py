@@ -12,7 +12,7 @@ every other replica keeps one to rank 0 of all. In this order:
    ``REPLY`` of the hub says besides that all have made that call alike; where there is none
    to say it, an ``EVENT`` under the call's number, without a value.
 5. rank: ``MESSAGE`` under the number of the round, as a negative one, with the keys that it has; hub:
-   ``MESSAGE`` under that number with those that all have, in the first one's order, once all have said theirs.
+   ``MESSAGE`` under that number with what came of it, a ``RoundResult``, once all have said theirs.
 6. either, on the control line: :class:`Asked` and :class:`Answered`, which the hub hands on.
 7. either: :class:`Lost` and :class:`Parted`, which go on to whom they concern.
 8. rank: :class:`Departing`; hub: :class:`Departed` to the others, :class:`Farewell` to that one.

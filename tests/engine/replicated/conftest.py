@@ -15,6 +15,7 @@ import pytest
 
 from aexec.config import CacheConfig, ModelConfig
 from aexec.errors import RanksDiverged
+from aexec.executor.external.lockstep import result_of
 from aexec.executor.lifecycle import ExecutorState
 from aexec.messages.batch import ModelRunnerOutput
 from aexec.messages.lifecycle import HealthReport, RankHealth
@@ -100,11 +101,10 @@ class RankExecutor:
         round_ = world.rounds[number]
         round_.keys[self.rank] = list(keys)
         if len(round_.keys) == world.size:
-            common = set.intersection(*map(set, round_.keys.values()))
-            round_.answer.set_result([key for key in round_.keys[0] if key in common])
+            round_.answer.set_result(result_of([round_.keys[rank] for rank in range(world.size)]))
         answer = await asyncio.shield(round_.answer)
         await world.jitter()
-        return list(answer)
+        return answer
 
     async def _in_line(self, what, work):
         """Do ``work`` after all that was asked before, once all ranks have asked for it."""

@@ -127,7 +127,6 @@ async def test_what_only_one_rank_is_asked_ends_in_an_error_that_names_it(world_
     world = world_class(2, 2)
     for rank in world.ranks:
         rank.config.distributed_timeout = 0.4
-        rank.lacking = lambda key: (1,)
     async with ranks(world) as llms:
         lone = asyncio.create_task(llms[0].complete([65], GREEDY, request_id="lone"))
         for number in range(3):

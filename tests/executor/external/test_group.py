@@ -356,13 +356,12 @@ async def test_ranks_with_other_settings_do_not_start():
 
 
 async def test_what_all_have_is_agreed_upon():
-    """In the order of the first rank; an empty round is one as well."""
+    """In the order of the first rank, with who lacks the rest; an empty round is one as well."""
     async with ranks(ProbeWorker) as group:
         said = (["a", "b", "c"], ["c", "a", "x"])
-        assert (
-            await asyncio.gather(*(one.agree(keys) for one, keys in zip(group, said, strict=True))) == [["a", "c"]] * 2
-        )
-        assert await group.all(lambda one: one.agree(())) == [[], []]
+        found = await asyncio.gather(*(one.agree(keys) for one, keys in zip(group, said, strict=True)))
+        assert found == [(["a", "c"], {"b": [1], "x": [0]})] * 2
+        assert await group.all(lambda one: one.agree(())) == [([], {})] * 2
 
 
 async def test_a_round_that_is_late_is_the_end_of_the_group():
@@ -532,7 +531,7 @@ async def test_one_rank_alone_needs_nobody():
     """As with one process on the launcher's command line."""
     async with ranks(ProbeWorker, size=1) as group:
         assert await group.rpc("echo", (1,)) == [[1]]
-        assert await group[0].agree(["a"]) == ["a"]
+        assert await group[0].agree(["a"]) == (["a"], {})
 
 
 def _meeting_place(worker):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aexec.errors import RanksDiverged
-from aexec.executor.external.lockstep import MOST_AHEAD, Gathering, Lockstep, common
+from aexec.executor.external.lockstep import MOST_AHEAD, Gathering, Lockstep, result_of
 from aexec.messages.peers import Called
 
 
@@ -148,10 +148,13 @@ def test_nobody_comes_to_a_round_twice():
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), unique=True), min_size=1, max_size=4))
 def test_common_keys_are_those_of_all_in_the_order_of_the_first(keys):
-    """Whatever the others' order."""
-    found = common(keys)
+    """Whatever the others' order; of each other key it is told who lacks it."""
+    found, lacking = result_of(keys)
     assert set(found) == set.intersection(*map(set, keys))
     assert found == [key for key in keys[0] if key in set(found)]
+    assert set(lacking) == set().union(*keys) - set(found)
+    for key, ranks in lacking.items():
+        assert ranks == [rank for rank, said in enumerate(keys) if key not in said]
 
 
 def test_calls_that_read_the_same_are_said_to_differ():

@@ -487,10 +487,11 @@ async def test_ranks_agree_on_what_all_of_them_have():
         for sink in world.sinks:
             await sink.all_of(1, 3)
         assert not any(one.done() for one in first)
-        assert await world.peers[2].agree(["a", "b", "c"]) == ["b", "a"]
-        assert await asyncio.gather(*first) == [["b", "a"]] * 2
+        lacking = {"0": [1, 2], "1": [0, 2], "c": [0, 1]}
+        assert await world.peers[2].agree(["a", "b", "c"]) == (["b", "a"], lacking)
+        assert await asyncio.gather(*first) == [(["b", "a"], lacking)] * 2
         second = await asyncio.gather(*(one.agree([]) for one in world.peers))
-        assert second == [[]] * 3
+        assert second == [([], {})] * 3
 
 
 async def test_one_round_at_a_time():
@@ -500,8 +501,8 @@ async def test_one_round_at_a_time():
         await asyncio.sleep(0)
         with pytest.raises(ProtocolError, match="agree, round 1, is not over"):
             await world.peers[0].agree(["b"])
-        assert await world.peers[1].agree(["a"]) == ["a"]
-        assert await waiting == ["a"]
+        assert await world.peers[1].agree(["a"]) == (["a"], {})
+        assert await waiting == (["a"], {})
 
 
 # Coming together.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aexec.engine.grammar.following import RequestGrammar
 from aexec.engine.replicated.coming import Coming
 from aexec.messages.base import Message
+from aexec.messages.lifecycle import RoundResult
 
 __all__ = ("AskRanks", "EndTurn", "GrammarsMade", "LookAtAgenda", "RanksHeard", "RanksLost", "TakeTurn")
 
@@ -34,9 +35,9 @@ class AskRanks(Message[None], frozen=True):
 
 
 class RanksHeard(Message[None], frozen=True):
-    """What all ranks have said, in the first one's order."""
+    """What all ranks have said."""
 
-    keys: list[str]
+    result: RoundResult
 
 
 class RanksLost(Message[None], frozen=True):

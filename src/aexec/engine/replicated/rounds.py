@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aexec.actor import handles
@@ -27,6 +27,7 @@ class RankRounds(EngineDriver):
         self._agenda = Agenda()
         self._is_asking = self._is_about_to_ask = False
         self._heard: list[str] | None = None  # for the next decision
+        self._lacking: Mapping[str, Sequence[int]] = {}  # by the last round
         self._retry = _RETRY_SECONDS
         self._look: Timer | None = None
         self._insisting: Timer | None = None
@@ -97,7 +98,7 @@ class RankRounds(EngineDriver):
         """All ranks have said what they have: decide, if the oldest step is through."""
         self._is_asking = False
         if self._outages.recovery.failure is None:
-            self._heard = message.keys
+            self._heard, self._lacking = message.result
             self._proceed()
 
     @handles(RanksLost)
@@ -127,7 +128,7 @@ class RankRounds(EngineDriver):
                     "waits for other ranks",
                     what=item.key,
                     seconds=round(now - item.since, 1),
-                    lacking=self._lacking(item),
+                    lacking=self._who_lacks(item),
                 )
         limits = [
             item.since + (self._patience if item.is_told else self._slow) - now
@@ -140,11 +141,10 @@ class RankRounds(EngineDriver):
     def _end(self, item: Item) -> None:
         """Give it up here; what is said in the round that is open may come nevertheless, and then goes on unread."""
         if item.fail is not None:
-            item.fail(RanksDisagree(item.key, self._patience, self._lacking(item)))
+            item.fail(RanksDisagree(item.key, self._patience, self._who_lacks(item)))
         item.fail, item.presses = None, False
         self._agenda.withdraw(item)
 
-    def _lacking(self, item: Item) -> tuple[int, ...]:
-        """The ranks that were not asked for it, as far as the executor can tell."""
-        tell = getattr(self._executor, "lacking", None)
-        return () if tell is None else tuple(tell(item.key))
+    def _who_lacks(self, item: Item) -> Sequence[int]:
+        """The ranks that were not asked for it, as far as they have said what they were asked for."""
+        return self._lacking.get(item.key, ())

@@ -34,7 +34,7 @@ from aexec.executor.group import GroupPlan, WorkerGroup
 from aexec.executor.local import LocalWorker
 from aexec.messages.base import Message
 from aexec.messages.control import CallMethod, Dump, Hello, Ping, Revoke
-from aexec.messages.lifecycle import RankPlace
+from aexec.messages.lifecycle import RankPlace, RoundResult
 from aexec.messages.operations import WEIGHT_METHODS
 from aexec.messages.step import ExecuteModel, ForwardLaunched, SampleTokens
 from aexec.parallel.rendezvous import PortReservation
@@ -180,7 +180,7 @@ class ExternalGroup(WorkerGroup):
                 message = msgspec.structs.replace(message, call=seq)
             self._worker.send(seq, message)
 
-    async def agree(self, keys: Sequence[str], timeout: float) -> list[str]:
+    async def agree(self, keys: Sequence[str], timeout: float) -> RoundResult:
         """What all processes of the replica say in this round.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import anyio
 
 from aexec.errors import AexecError, ChannelFull, PeerLost, RanksDiverged, WorkerDied
-from aexec.executor.external.lockstep import Gathering, common
+from aexec.executor.external.lockstep import Gathering, result_of
 from aexec.executor.external.release import Agreed, Forward, Release
 from aexec.executor.external.seats import LineSeat, LocalSeat, Seat
 from aexec.executor.external.verdicts import reads_nothing
@@ -259,7 +259,7 @@ class Hub:
         number = self._keys.round
         whole = self._keys.bring(seat.rank, keys)
         if whole is not None:
-            found = common(whole)
+            found = result_of(whole)
             for one in self._seats.values():
                 self._send_to(one, _MESSAGE, number, found, None)
 

@@ -8,13 +8,14 @@ digest. Ranks that are ahead of the slowest one have their calls kept, up to a b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
 
 from aexec.errors import RanksDiverged
+from aexec.messages.lifecycle import RoundResult
 from aexec.messages.peers import Called
 
-__all__ = ("MOST_AHEAD", "Gathering", "Lockstep", "common")
+__all__ = ("MOST_AHEAD", "Gathering", "Lockstep", "result_of")
 
 MOST_AHEAD: Final = 1024  # calls that a rank may be ahead of the slowest one
 _NO_CALL = "has made no call yet"
@@ -186,12 +187,13 @@ class Gathering(Generic[T]):
         return whole
 
 
-def common(keys: Iterable[Sequence[str]]) -> list[str]:
-    """What is in all of them, each once, in the order of the first.
+def result_of(said: Sequence[Sequence[str]]) -> RoundResult:
+    """What came of a round in which each rank, in order, has said these keys.
 
-    >>> common([["b", "a", "c"], ["c", "b"]])
-    ['b', 'c']
+    >>> result_of([["b", "a", "c"], ["c", "b", "d"]])
+    RoundResult(keys=['b', 'c'], lacking={'a': [1], 'd': [0]})
     """
-    first, *others = keys
-    sets: list[set[Any]] = [set(one) for one in others]
-    return [key for key in dict.fromkeys(first) if all(key in one for one in sets)]
+    sets = [set(keys) for keys in said]
+    lacking = {key: [rank for rank, keys in enumerate(sets) if key not in keys] for one in said for key in one}
+    common = [key for key in dict.fromkeys(said[0]) if not lacking[key]]
+    return RoundResult(common, {key: ranks for key, ranks in lacking.items() if ranks})

@@ -51,6 +51,7 @@ from aexec.executor.external.verdicts import as_rank, reads_nothing, seen_from, 
 from aexec.executor.external.ways import Store
 from aexec.messages.base import Message
 from aexec.messages.control import Hello
+from aexec.messages.lifecycle import RoundResult
 from aexec.messages.peers import (
     Answered,
     Asked,
@@ -175,8 +176,7 @@ class Peers:
             hellos = await self._hellos.get()
             self._standing.hub_pid = hellos[0].pid
             return hellos
-        where = await self.whereabouts()
-        missing = [self._first + rank for rank, text in where.items() if text == NOT_READY]
+        missing = [self._first + rank for rank, text in (await self.whereabouts()).items() if text == NOT_READY]
         raise RanksMissing(missing, self._timeout, "be ready", "no worker is there yet")
 
     async def _meet(self, card: Any) -> list[Any]:
@@ -244,8 +244,8 @@ class Peers:
             self._standing.say(Lost(self._world_rank, as_rank(error, self._world_rank, error.cause)))
             self._end(error, quietly=True)
 
-    async def agree(self, keys: Sequence[str]) -> list[str]:
-        """The keys that all ranks of the replica have, in the first rank's order; ends once all have asked.
+    async def agree(self, keys: Sequence[str]) -> RoundResult:
+        """What came of a round in which this rank has said these keys; ends once all ranks of the replica have come.
 
         The n-th call of each rank belongs together with that of the others. One call at a time.
 

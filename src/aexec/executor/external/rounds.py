@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from aexec.errors import ProtocolError
 from aexec.executor.external.once import Once
+from aexec.messages.lifecycle import RoundResult
 
 __all__ = ("Rounds",)
 
@@ -20,7 +21,7 @@ class Rounds:
     def __init__(self, say: Callable[[int, list[str]], None]) -> None:
         self._say = say
         self._number = 0
-        self._open: Once[list[str]] | None = None
+        self._open: Once[RoundResult] | None = None
 
     def __repr__(self) -> str:
         return f"<Rounds: {self.text}, {'open' if self._open else 'over'}>"
@@ -30,7 +31,7 @@ class Rounds:
         """The last one, for people."""
         return f"agree, round {self._number}"
 
-    async def agree(self, keys: Sequence[str]) -> list[str]:
+    async def agree(self, keys: Sequence[str]) -> RoundResult:
         """Say what this rank has, and wait for what all have.
 
         Raises:
@@ -39,15 +40,15 @@ class Rounds:
         if self._open is not None:
             raise ProtocolError(f"{self.text}, is not over, as not all ranks have come: expected one at a time")
         self._number += 1
-        common = self._open = Once()
+        result = self._open = Once()
         self._say(self._number, list(keys))
-        return await common.get()
+        return await result.get()
 
-    def heard(self, keys: list[str]) -> None:
+    def heard(self, result: RoundResult) -> None:
         """All have come."""
-        common, self._open = self._open, None
-        if common is not None:
-            common.set(keys)
+        waiting, self._open = self._open, None
+        if waiting is not None:
+            waiting.set(result)
 
     def fail(self, error: BaseException) -> None:
         """Not all will come."""
