@@ -188,7 +188,7 @@ async def _has_failed(executor: Executor, rank: int, heard: list[AexecError]) ->
 
 async def closing_ends_everything_once(make: MakeExecutor) -> None:
     """Promise 8, G34: pending calls end, the method that runs is told, later ones are refused; all closes are one."""
-    async with make(ProbeWorker) as executor:
+    async with make(ProbeWorker, close_grace=20.0) as executor:  # which a method that is not told would use up
         calls = [asyncio.ensure_future(executor.collective_rpc("block_until_cancelled", (30.0,)))]
         calls += [asyncio.ensure_future(executor.collective_rpc("block", (0.2,))) for _ in range(4)]
         calls.append(asyncio.ensure_future(executor.collective_rpc("async_block", (30.0,))))

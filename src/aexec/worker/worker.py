@@ -256,8 +256,8 @@ class WorkerActor(ModelRunnerActor):
         self._over = True
         self.drop_steps("the worker was shut down")
         self.thread.discard_queued()
-        for call_on_thread in self._queued.values():  # one at most still runs: it is told that nobody waits for it
-            call_on_thread.job.abandoned = True
+        for queued in self._queued.values():  # one of them may run by now: it is told
+            queued.job.cancel()
         for errand in self._inner:  # of a start that is given up: it may be among what was discarded
             errand.finish(None, ActorStopped(self.context.ref.name, "the worker was shut down"))
         for call in list(self._coroutines.values()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, Generic, TypeVar
 
 from aexec.errors import RanksDiverged
@@ -194,6 +195,7 @@ def result_of(said: Sequence[Sequence[str]]) -> RoundResult:
     RoundResult(keys=['b', 'c'], lacking={'a': [1], 'd': [0]})
     """
     sets = [set(keys) for keys in said]
-    lacking = {key: [rank for rank, keys in enumerate(sets) if key not in keys] for one in said for key in one}
+    every = dict.fromkeys(chain.from_iterable(said))
+    lacking = {key: [rank for rank, keys in enumerate(sets) if key not in keys] for key in every}
     common = [key for key in dict.fromkeys(said[0]) if not lacking[key]]
     return RoundResult(common, {key: ranks for key, ranks in lacking.items() if ranks})
