@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launched import end_session, torchrun
 from manual import ROOT, found, run
 
 from aexec.parallel.rendezvous import PortReservation
@@ -21,13 +22,12 @@ def test_a_program_for_torchrun_runs(program: str, output: str, tmp_path: Path) 
     """Two ranks run it, and it prints what the page says."""
     script = tmp_path / "page.py"
     script.write_text(program, encoding="utf-8")
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
-    place = ["127.0.0.1:0", "--log-dir", str(tmp_path)]  # torch's own folder of logs stays in /tmp
-    done = subprocess.run(
-        [sys.executable, *launch, *place, str(script)], capture_output=True, text=True, timeout=PATIENCE,
-        check=False, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, output), done.stderr
+    launcher = torchrun(script, logs=tmp_path, cwd=ROOT)
+    try:
+        said, errors = launcher.communicate(timeout=PATIENCE)
+    finally:
+        end_session(launcher)
+    assert (launcher.returncode, said) == (0, output), errors
 
 
 @pytest.mark.parametrize(("program", "output"), found("nodes"))

@@ -225,7 +225,7 @@ def test_it_works_in_a_thread_and_touches_no_signal_handler():
 
 
 async def test_a_thread_that_hangs_is_left_behind_and_said():
-    """Promise 8: close keeps its budget, and the thread ends when its work does."""
+    """Promise 8: close keeps its budget, and the thread ends when it is back from C."""
     begun, go_on = threading.Event(), threading.Event()
 
     def hang(_worker):

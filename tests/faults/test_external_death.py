@@ -152,7 +152,10 @@ asyncio.run(main())
 
 @pytest.mark.timeout(90)
 def test_a_rank_that_raises_while_the_other_is_in_a_collective(launch):
-    """G06: the error reaches both programs at once, though rank 0's thread hangs; and both end."""
+    """G06: the error reaches both programs at once, though rank 0's thread hangs; and both end.
+
+    Rank 1 ends last: that frees the other's thread, which may crash an interpreter that is at its end.
+    """
     text = f"""{COLLECTIVE}
 async def main():
     async with make(Reducer, backend="external_launcher") as executor:
@@ -164,6 +167,8 @@ async def main():
             say(type(error).__name__, error.rank, time.monotonic() - began < 1.0)
 
 asyncio.run(main())
+if RANK == 1:
+    sys.stdin.read()  # until the test waits for its end
 """
     ranks = launch(text)
     assert ranks.lines() == ["RemoteError[ValueError] 1 True"] * 2
@@ -295,7 +300,7 @@ asyncio.run(main())
         os.killpg(launcher.pid, signal.SIGINT)
         output, errors = launcher.communicate(timeout=30.0)
         assert time.monotonic() - began < 15.0
-        assert (launcher.returncode, output) == (1, "")
+        assert (launcher.returncode, output) == (1, ""), errors
         assert "SignalException" in errors
         said = [next(tmp_path.glob(f"*/attempt_1/{rank}/stderr.log")).read_text() for rank in range(2)]
         assert [text.count("\nKeyboardInterrupt") for text in said] == [1, 1]

@@ -79,7 +79,7 @@ class RankProcesses:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port.port), "MEETING": str(program.parent)}
         return subprocess.Popen(
             [sys.executable, str(program)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # open until the end of the rank is waited for
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -110,10 +110,7 @@ class RankProcesses:
     def end(self) -> None:
         """Leave nothing of them, whatever happened."""
         for process in self.processes:
-            for pid in [process.pid, *descendants(process.pid)]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.communicate()
+            end_session(process)
         self._port.close()
 
 
@@ -137,23 +134,30 @@ def torchrun(
     """Start a program under torchrun, which finds a port for itself; whoever starts it sees to its end.
 
     It makes a folder in ``logs``; there is each rank's ``stderr.log``, by attempt and rank, with ``redirects=2``.
+
+    Its thread that says every 5 s that it is alive says so once in ten minutes: torchrun leaves it to itself when it is
+    interrupted, and has a SIGABRT for an exit code where that thread is in torch's store at the time
+    (github.com/pytorch/pytorch/issues/38228).
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [f"--max-restarts={restarts}", f"--log-dir={logs}", f"--redirects={redirects}"]
     return subprocess.Popen(
-        [*command, str(program), *arguments],
+        [*command, "--rdzv-conf=keep_alive_interval=600", str(program), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"},
         **options,
     )
 
 
 def end_session(process: subprocess.Popen[str]) -> None:
     """Leave nothing of a process and of all that descends from it."""
-    for pid in [process.pid, *descendants(process.pid)]:
+    ours = descendants(process.pid) if process.poll() is None else []
+    process.kill()
+    for pid in ours:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.communicate()

@@ -145,7 +145,7 @@ async def test_sys_exit_in_a_job_ends_the_thread_and_says_so():
 
 
 async def test_closing_waits_for_the_job_at_hand_within_its_grace():
-    """A thread cannot be killed: past the grace it is left, and ends when it can."""
+    """A thread cannot be killed: past the grace one in C is left, and ends when it is back."""
     thread, gate = ComputeThread("aexec-test"), threading.Event()
     thread.start(asyncio.get_running_loop().call_soon_threadsafe)
     thread.submit("hang", lambda: gate.wait(10), lambda *_: None)
@@ -155,6 +155,30 @@ async def test_closing_waits_for_the_job_at_hand_within_its_grace():
     assert await thread.close(5.0)
     thread._thread.join(5)
     assert thread.stack() == "thread aexec-test is not running\n"
+
+
+async def test_a_job_in_python_is_ended_past_the_grace():
+    """It is no death of the thread, its ``finally`` runs, what is queued does not, and who waits is told."""
+    thread, begun, result, seen = ComputeThread("aexec-test"), asyncio.Event(), Result(), []
+    loop = asyncio.get_running_loop()
+
+    def spin():
+        try:
+            loop.call_soon_threadsafe(begun.set)
+            while True:
+                pass
+        finally:
+            seen.append("cleaned up")
+
+    thread.start(loop.call_soon_threadsafe, lambda *_: seen.append("died"))
+    thread.submit("spin", spin, result.done)
+    thread.submit("next", lambda: seen.append("next"), result.done)
+    await begun.wait()
+    assert not await thread.close(0.0)
+    (error,) = await result.wait()
+    assert (type(error), str(error)) == (TimeoutError, "spin took longer than the grace of its thread's end")
+    assert await thread.close(5.0)
+    assert seen == ["cleaned up"]
 
 
 async def test_queued_jobs_can_be_discarded(thread):
@@ -251,7 +275,7 @@ async def test_inference_mode_is_entered_once_torch_is_there(monkeypatch):
     assert entered == ["in", "out"]
 
 
-@pytest.mark.parametrize("work", ["None", "time.sleep(60)"])
+@pytest.mark.parametrize("work", ["None", "time.sleep(60)", "sum(0 for _ in iter(int, 1))"])
 def test_a_forgotten_thread_does_not_keep_the_interpreter(work):
     """G27: the program ends soon and with its own exit code, whether a job runs or not."""
     program = f"""
@@ -263,4 +287,28 @@ thread.submit("work", lambda: {work}, lambda *_: None)
 sys.exit(7)
 """
     ended = subprocess.run([sys.executable, "-c", program], timeout=20, check=False, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (7, b"")
+
+
+@pytest.mark.parametrize("close", ["pass", "asyncio.run(thread.close(0.0))"])
+def test_a_program_ends_as_it_likes_while_torch_computes(close):
+    """And not by SIGABRT, as it would when the thread came back from torch after the interpreter's end."""
+    program = f"""
+import asyncio, sys, threading, torch
+from aexec.worker.compute import ComputeThread
+begun, thread = threading.Event(), ComputeThread("busy")
+
+def work():
+    some = torch.ones(100, 100)
+    while True:
+        some = torch.tanh(some @ some)
+        begun.set()
+
+thread.start(lambda function, *args: function(*args))
+thread.submit("work", work, lambda *_: None)
+begun.wait()
+{close}
+sys.exit(7)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False, capture_output=True)
     assert (ended.returncode, ended.stderr) == (7, b"")

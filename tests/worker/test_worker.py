@@ -326,12 +326,13 @@ async def test_a_shutdown_tells_the_method_that_runs(hosted):
 
 
 async def test_a_shutdown_that_takes_too_long_says_so(hosted):
-    """The thread is left behind, and ends when its work does."""
+    """The thread is left behind, and ends as soon as it is back from C; whoever waits for the call is told."""
     held = await hosted.call("hold")
     await hosted.reaches("hold")
     assert await hosted.ref.ask(Shutdown(0.05)) is False
     hosted.worker.gate.set()
-    await held
+    with pytest.raises(TimeoutError, match="hold took longer than the grace of its thread's end"):
+        await held
 
 
 async def test_a_failed_shutdown_hook_does_not_keep_the_worker(hosted):

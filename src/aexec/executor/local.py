@@ -62,7 +62,7 @@ class LocalWorker:
         return _owned(await self._ref.ask(message, timeout=None))
 
     async def stop(self, grace: float) -> Sequence[str]:
-        """Shut the worker down; a thread that hangs is left behind, and ends when its work does."""
+        """Shut the worker down; a thread that hangs in C is left behind, and ends when it comes back."""
         ref = self._ref
         if ref is None or not ref.is_alive:
             return []
@@ -71,7 +71,8 @@ class LocalWorker:
             await ref.stop()
         except ActorDied:
             return []
-        return [] if ended else [f"rank {self.rank} still worked after {grace:g} s: its thread ends when its work does"]
+        late = f"rank {self.rank} still worked after {grace:g} s: its thread ends at its next line of Python"
+        return [] if ended else [late]
 
     @property
     def is_working(self) -> bool:

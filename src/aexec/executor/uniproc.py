@@ -68,7 +68,7 @@ class UniprocGroup(WorkerGroup):
         self._worker.send(call, message)
 
     async def stop(self, grace: float) -> Sequence[str]:
-        """Shut the worker down; a thread that hangs is left behind, and ends when its work does."""
+        """Shut the worker down; a thread that hangs in C is left behind, and ends when it comes back."""
         return await self._worker.stop(grace)
 
     def phases(self) -> Mapping[int, str]:

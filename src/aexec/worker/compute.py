@@ -6,13 +6,20 @@ thread does right now can be read from outside at any time, without its help, wh
 what health checks and stack dumps live on.
 
 The thread is a daemon, and holds on to nothing while it is idle: a program that forgets
-to close its executor ends, and the thread with it. At exit it is told to end and given
-:data:`EXIT_GRACE` seconds, for a thread that wakes up in a dying interpreter may crash it.
+to close its executor ends, and the thread with it. Past its grace a job is ended by an
+exception at its next line of Python, so a thread is left behind only while it is in C.
+
+Before Python 3.14 a thread that comes back from a call of torch's into a dying interpreter
+ends the process with SIGABRT. So at exit the thread is told to end, and interrupted after
+half of :data:`EXIT_GRACE` seconds.
+
+Source: github.com/pytorch/pytorch/issues/38228, github.com/python/cpython/issues/87135.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import queue
 import sys
 import threading
@@ -100,6 +107,10 @@ class _Last(NamedTuple):
 
     post: Post
     ended: Callable[[], None]
+
+
+class _Interrupted(SystemExit):
+    """Ends a job in the midst of its Python; what ends a thread in this way is no news to ``threading.excepthook``."""
 
 
 _running = threading.local()
@@ -214,9 +225,9 @@ class ComputeThread:
         return discarded
 
     async def close(self, grace: float) -> bool:
-        """End after the jobs that are queued; False: it still worked after ``grace`` seconds.
+        """End after the jobs that are queued; False: it still worked after ``grace`` seconds, and was interrupted.
 
-        A thread cannot be killed: one that is left behind ends when its job does.
+        A thread cannot be killed: one that is in C, as in a collective, is left behind, and ends when it comes back.
         """
         if self._owner is None or not self.is_alive:
             return True
@@ -225,7 +236,10 @@ class ComputeThread:
             self._shared.jobs.put(_Last(self._owner.post, self._end.set))
         with anyio.move_on_after(grace):
             await self._end.wait()
-        return not self.is_alive
+        if self.is_alive and self._thread is not None:
+            _interrupt(self._thread)
+            return False
+        return True
 
 
 def _work(shared: _Shared) -> None:
@@ -247,17 +261,20 @@ def _run_all(shared: _Shared, guard: contextlib.ExitStack) -> _Last | None:
 
 
 def _run(shared: _Shared, job: Job) -> bool:
-    """Run one job; True: it has ended the thread."""
+    """Run one job; True: it has ended the thread, or was ended with it."""
     began = time.monotonic()
     step = shared.pulse.step if job.step is None else job.step
     shared.pulse = Pulse(job.phase, began, step)
     _running.job = job
     value: Any = None
     error: Exception | None = None
+    interrupted = False
     try:
         value = job.call()
     except Exception as raised:  # noqa: BLE001 - it belongs to whoever asked
         error = raised
+    except _Interrupted:
+        interrupted, error = True, TimeoutError(f"{job.phase} took longer than the grace of its thread's end")
     except BaseException as raised:  # noqa: BLE001 - the thread ends, legibly
         if job.owner.died is not None:
             _post_quietly(job.owner.post, job.owner.died, raised, shared.pulse)
@@ -270,7 +287,7 @@ def _run(shared: _Shared, job: Job) -> bool:
     shared.pulse = Pulse("idle", now, step)
     _post_quietly(job.owner.post, job.done, value, error)
     error = None  # its traceback holds this frame: no cycle, or tensors outlive the call
-    return False
+    return interrupted
 
 
 def enter_inference_mode(guard: contextlib.ExitStack) -> bool:
@@ -292,8 +309,18 @@ def _post_quietly(post: Post, function: Callable[..., Any], *args: Any) -> None:
         post(function, *args)
 
 
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise in another thread, at its next line of Python."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Interrupted))
+
+
 def _release(jobs: queue.SimpleQueue[Job | _Last | None], thread: threading.Thread) -> None:
     jobs.put(None)
     exiting = not threading.main_thread().is_alive()
-    if exiting and thread is not threading.current_thread():
-        thread.join(EXIT_GRACE)
+    if not exiting or thread is threading.current_thread():
+        return
+    thread.join(EXIT_GRACE / 2)
+    if thread.is_alive():
+        _interrupt(thread)
+        thread.join(EXIT_GRACE / 2)
