@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from manual import SLOW_CALLBACK
 
 from aexec import LLM, SamplingParams
 from aexec.testing.tiny_models import save_tiny_model
@@ -111,10 +112,14 @@ def rewards(printed):
 
 @pytest.mark.parametrize("arguments", [(), ("mp", "2")], ids=["uni", "mp"])
 def test_the_loop_learns(arguments):
-    """The engine samples, the trainer of the same process learns, and the reward rises; nothing is said on stderr."""
+    """The engine samples, the trainer of the same process learns, and the reward rises; nothing is said on stderr.
+
+    But by asyncio's debug mode of callbacks that take 0.1 s: of torch's objects a full collection takes thrice that,
+    and it may fall into any.
+    """
     command = [sys.executable, "-X", "dev", "-W", "error", str(ROOT / "examples" / "ppo_loop.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, SLOW_CALLBACK.sub("", done.stderr)) == (0, "")
     found = rewards(done.stdout)
     assert len(found) == 10
     assert found[-1] > found[0] + 0.25

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from aexec.errors import ConfigError, MissingExtra
 from aexec.transport.curve import NodeKey, check_installed
 from aexec.transport.curve.door import Door
 from aexec.transport.curve.gate import DOMAIN, networks_of, verdict
+from aexec.transport.curve.news import explain
 from aexec.transport.curve.pieces import PIECE, Assembly, cut
 from aexec.transport.frames import BadFrame
 
@@ -233,6 +236,20 @@ def test_a_port_that_is_taken_or_an_address_of_another_node_is_told():
 
 
 # pyzmq.
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (0, "it said nothing, or too little, in time"),
+        (errno.EAGAIN, "it said nothing, or too little, in time"),
+        (errno.EINTR, "it said nothing, or too little, in time"),  # this process was stopped, and goes on
+        (errno.ECONNRESET, "it broke off (Connection reset by peer)"),
+    ],
+)
+def test_a_handshake_that_comes_to_nothing_says_why(number, why):
+    """By the last error that ZMQ has met: at the limit it has none of its own."""
+    assert explain(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, number) == why
 
 
 def test_without_pyzmq_the_error_has_the_command(monkeypatch):

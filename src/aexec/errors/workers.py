@@ -225,7 +225,7 @@ class WorkerDied(AexecError):
     def __str__(self) -> str:
         how = f"ended by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
         if self.signal is None and self.exit_code is None:
-            how = "ended" if self.cause else "ended, and whoever could say how is gone too,"
+            how = "ended" if self.cause else "ended, and nobody has said in time how,"
         where = self.phase if self.step is None else f"{self.phase}, step {self.step}"
         cause = f": {self.cause}" if self.cause else ""
         tail = f"\nlast lines of its stderr:\n{self.stderr_tail}" if self.stderr_tail else ""

@@ -16,13 +16,19 @@ from stopwatch import Stopwatch
 from aexec.testing.processes import ProcessWatch
 
 PRELUDE = """
-import asyncio, os, sys, time
+import asyncio, os, pathlib, sys, time
 from aexec import ExecutorConfig, ParallelConfig, open_executor
 from aexec.testing.workers import ProbeWorker
 
 def opening(ranks=2, **settings):
     layout = ParallelConfig(pipeline_parallel_size=ranks)
     return open_executor(ExecutorConfig(backend="mp", parallel=layout, worker_cls=ProbeWorker, **settings))
+
+def say_pids(executor):
+    # Of its workers, and of the server, which is their parent.
+    pids = [info.pid for info in executor.ranks]
+    server = pathlib.Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
+    print(*pids, server, flush=True)
 
 async def use(value, **settings):
     async with opening(**settings) as executor:
@@ -64,11 +70,10 @@ def all_gone_within(pids, seconds):
 
 
 def pids_of(process):
-    """The script's first line: the pids of its workers; and the server, which is their parent."""
+    """What ``say_pids`` has said: the script may be over by now."""
     pids = [int(word) for word in process.stdout.readline().split()]
     assert pids, process.communicate()
-    server = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    return [*pids, server]
+    return pids
 
 
 BUSY = """
@@ -76,7 +81,7 @@ BUSY = """
         async with opening() as executor:
             calls = [asyncio.ensure_future(executor.collective_rpc({call})) for _ in range(2)]
             await executor.collective_rpc("async_echo", (1,))
-            print(*(info.pid for info in executor.ranks), flush=True)
+            say_pids(executor)
             {then}
             await asyncio.gather(*calls)
 
@@ -196,7 +201,7 @@ def test_workers_that_hold_the_interpreters_lock_end_with_their_driver(script):
 
         async def main():
             async with opening() as executor:
-                print(*(info.pid for info in executor.ranks), flush=True)
+                say_pids(executor)
                 await executor.collective_rpc(hold)
 
         asyncio.run(main())
@@ -228,7 +233,7 @@ def test_a_program_that_forgets_to_close_ends(script):
     process = script("""
         async def main():
             executor = await opening()
-            print(*(info.pid for info in executor.ranks), flush=True)
+            say_pids(executor)
             sys.exit(5)
 
         asyncio.run(main())

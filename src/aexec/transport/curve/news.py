@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import struct
@@ -75,11 +76,13 @@ def explain(event: zmq.Event, value: int) -> str:
     if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
         reason = _PROTOCOL.get(value)
         return reason or f"it does not speak as a node does (ZMTP error {value:#x})"
-    if value in (0, 11):
+    if value in _UP_TO_THE_LIMIT:
         return "it said nothing, or too little, in time"
     return f"it broke off ({os.strerror(value)})"
 
 
+# What ZMQ's thread last met, for there is no error of its own: EINTR is what a process meets that was stopped, and goes on.
+_UP_TO_THE_LIMIT: Final = (0, errno.EAGAIN, errno.EINTR)
 _PROTOCOL: Final = {
     0x11000001: "it has another key",  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
     0x11000002: "it has no key: it asks for another security mechanism",  # ..._ZMTP_MECHANISM_MISMATCH
