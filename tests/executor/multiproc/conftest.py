@@ -48,9 +48,10 @@ class DyingWorker(StepProbeWorker):
 def opening(leak_check):
     """Makes an executor of two ranks, or as many as are asked for."""
 
-    def open_it(worker_cls=DyingWorker, ranks=2, **settings):
+    def open_it(worker_cls=DyingWorker, ranks=2, progress=None, **settings):
         layout = ParallelConfig(pipeline_parallel_size=ranks)
         settings = {"worker_output": "none", "close_grace": 0.5} | settings
-        return open_executor(ExecutorConfig(backend="mp", parallel=layout, worker_cls=worker_cls, **settings))
+        config = ExecutorConfig(backend="mp", parallel=layout, worker_cls=worker_cls, **settings)
+        return open_executor(config, progress=progress)
 
     return open_it

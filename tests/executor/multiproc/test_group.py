@@ -124,18 +124,26 @@ async def test_a_halted_worker_is_stuck(opening):
 # -- the start -------------------------------------------------------------------------------
 
 
-async def test_the_first_to_fail_is_the_cause(opening):
+async def test_the_first_to_fail_is_the_cause(opening, tmp_path):
     """G32: with rank, type and traceback, while the others wait; what became of them is in the notes."""
+    hold = tmp_path / "not all are there yet"
 
     class Waits(ProbeWorker):
         def __init__(self, context):
+            while context.rank == 1 and hold.exists():
+                time.sleep(0.01)
             if context.rank == 1:
                 raise ProbeError("bad value in the settings", code=7)
             time.sleep(30)
 
+    def progress(phase, done, total):
+        if (phase, done) == ("__init__", total):
+            hold.unlink()
+
+    hold.touch()
     began = time.monotonic()
     with pytest.raises(ProbeError) as caught:
-        async with opening(Waits, ranks=3, close_grace=0.2):
+        async with opening(Waits, ranks=3, progress=progress, close_grace=0.2):
             pass
     assert time.monotonic() - began < 15  # three processes come alive in it; the others would hang for 30 s
     error = caught.value
